@@ -1,7 +1,11 @@
 // Dispatch overhead of ops on DTensors, with a hit and with a miss of the decision cache, and the time to register all
 // rules. Plain is the same op on a plain tensor with the local sizes. 8 x 8, no_grad, one thread per rank. With four
 // ranks as threads on a 2 x 2 mesh, thread CPU time counts, because there are more ranks than cores.
+//
+// gpt2_step is a train step of GPT-2 with 12 tiny layers (gpt2_step.h) on a mesh of one rank, beside the plain step. It
+// is nearly all time of the host, as a step with a small batch is on a GPU.
 #include "benchmarks/dispatch_misses.h"
+#include "benchmarks/gpt2_step.h"
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/bench_timer.h"
 #include "tessera/dtensor/dtensor.h"
@@ -113,6 +117,23 @@ void run(int ranks, std::vector<int64_t> shape, std::vector<std::string> names, 
   });
 }
 
+void time_gpt2_steps(const EmitRow& emit) {
+  const Gpt2Case of{.config = {.vocab_size = 64, .max_seq_len = 16, .n_layer = 12, .n_head = 2, .n_embd = 16},
+                    .batch = 1,
+                    .length = 8};
+  testing::run_ranks(1, [&](testing::Rank& me) {
+    const auto mesh = me.mesh("one=1");
+    const auto plain = gpt2_step(of, "plain", false, mesh);
+    for (const char* how : {"fsdp", "ddp", "tp"}) {
+      const auto [ours, alone] = time_alternating({.iterations = 20}, gpt2_step(of, how, false, mesh), plain);
+      emit({.name = c10::str("gpt2_step/1/-/", how),
+            .unit = "ms",
+            .ours = ours.median_us / 1000,
+            .plain = alone.median_us / 1000});
+    }
+  });
+}
+
 // The registration of all rules, which a process does once at its first op on a DTensor.
 void time_registration(const EmitRow& emit) {
   const auto time = time_us({.iterations = 20}, [] {
@@ -128,6 +149,7 @@ void time_registration(const EmitRow& emit) {
 void register_dispatch(BenchRegistry& registry) {
   registry.add({"dispatch", "dispatch overhead of ops on DTensors", [](const EmitRow& emit) {
                   dispatch_bench::time_registration(emit);
+                  dispatch_bench::time_gpt2_steps(emit);
                   dispatch_bench::run(1, {1}, {"tp"}, emit);
                   dispatch_bench::run(4, {2, 2}, {"dp", "tp"}, emit);
                 }});

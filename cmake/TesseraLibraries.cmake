@@ -113,6 +113,8 @@ tessera_library(tessera TYPE SHARED
           <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/library.h>
   SETUP_LAYERS nn state tensor_parallel checkpoint debug pipelining
   LINKS Tessera::torch)
+include(TesseraSourceText)
+tessera_source_text(tessera tessera/dtensor/detail/philox.h tessera/dtensor/detail/distributions.h)
 tessera_library(tessera_train TYPE SHARED
   LAYERS data models launch train
   LINKS tessera)

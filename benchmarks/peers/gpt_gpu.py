@@ -175,8 +175,8 @@ def order_of_samples(samples, seed, epoch):
         yield x
 
 
-def losses(path, weights, batch, steps, lr):
-    """The losses of `tessera train --data PATH --data.validation_path PATH --data-format uint16 --warmup 0
+def losses(path, weights, batch, steps, lr, warmup):
+    """The losses of `tessera train --data PATH --data.validation_path PATH --data-format uint16 --warmup N
     --schedule constant --seed 0`, from the same weights."""
     import numpy
     from safetensors.torch import load_file
@@ -187,7 +187,9 @@ def losses(path, weights, batch, steps, lr):
     tokens = numpy.fromfile(path, numpy.uint16)
     samples = (len(tokens) - 1) // model.length
     epoch, left = -1, []
-    for _ in range(steps):
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1, (step + 1) / (min(warmup, steps) + 1))
         if len(left) < batch:
             epoch += 1
             left = list(order_of_samples(samples, 0, epoch))
@@ -206,10 +208,12 @@ parser.add_argument("--losses", help="a token file of uint16")
 parser.add_argument("--weights", help="a safetensors file, for --losses")
 parser.add_argument("--batch", type=int, default=4, help="for --losses")
 parser.add_argument("--lr", type=float, default=3e-4, help="for --losses")
+parser.add_argument("--warmup", type=int, default=0, help="for --losses: steps in which the learning rate rises")
 arguments = parser.parse_args()
 torch.backends.cuda.matmul.allow_tf32 = True
 if arguments.losses:
-    losses(arguments.losses, arguments.weights, arguments.batch, arguments.steps, arguments.lr)
+    losses(arguments.losses, arguments.weights, arguments.batch, arguments.steps, arguments.lr,
+           arguments.warmup)
 else:
     for case in arguments.cases.split(","):
         kind, how, batch = case.split("/")

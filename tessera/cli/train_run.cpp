@@ -58,12 +58,12 @@ void print_header(const TrainConfig& config, const World& world) {
             << config.data.path << ": " << config.training.steps << " steps of " << config.training.batch << " x "
             << train::sequence_length(config) << " tokens, mesh " << mesh << ", " << config.training.precision
             << (config.training.compile ? ", compiled" : "") << std::endl;
-  const auto device = config.training.device == "cuda" ? train::device_name(at::Device(at::kCUDA)) : std::string();
-  const double peak = config.metrics.peak_tflops > 0 ? config.metrics.peak_tflops
-                                                     : train::known_peak_tflops(device, config.training.precision);
-  if (peak > 0)
-    std::cout << "mfu: of " << peak << " TFLOP/s" << (config.metrics.peak_tflops > 0 ? "" : ", the peak of " + device)
-              << ", with the FLOPs that llm.c counts" << std::endl;
+}
+
+void print_peak_rate(const train::PeakRate& peak) {
+  if (peak.tflops > 0)
+    std::cout << "mfu: of " << std::setprecision(3) << peak.tflops << std::setprecision(6) << " TFLOP/s, "
+              << peak.source << ", with the FLOPs that llm.c counts" << std::endl;
 }
 
 void print_resumed(const train::Trainer& trainer) {
@@ -156,6 +156,7 @@ void run_training(const TrainConfig& given, bool overwrite) {
       if (is_rank_0) std::cout << drift << std::flush;
     }
     train::Trainer trainer(config, world);
+    if (is_rank_0) print_peak_rate(trainer.peak_rate());
     if (is_rank_0 && !trainer.resumed_from().empty())
       print_resumed(trainer);
     else if (is_rank_0 && config.checkpoint.resume == "auto")

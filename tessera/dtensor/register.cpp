@@ -78,6 +78,7 @@ void register_everything() {
   // set_data() may replace a parameter on the meta device by a DTensor or by a tensor with memory. It calls this op at
   // the Meta key, which has a higher priority than ours.
   library("aten", c10::DispatchKey::Meta).impl("_has_compatible_shallow_copy_type", TORCH_FN(accept_any_data));
+  aten_autograd.impl("_has_compatible_shallow_copy_type", TORCH_FN(accept_any_data));  // else it is boxed on the way
   library("_", kDTensorKey).fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch_without_rule>());
   // AutogradPrivateUse3 has no fallback, unlike the autograd keys of other backends. This fallback reports, as theirs
   // do, a backward through an op that has no derivative.

@@ -16,6 +16,12 @@ at::Tensor reduced_loss(const at::Tensor& logits, const at::Tensor& targets, at:
   TESSERA_CHECK(logits.dim() == 3 && targets.sizes() == logits.sizes().slice(0, 2), UsageError,
                 "loss takes logits (B, T, vocab) and targets (B, T); found sizes ", logits.sizes(), " and ",
                 targets.sizes());
+  if (is_dtensor(logits) && DTensor(logits).device_mesh().size() == 1) {  // the local tensors are the global ones
+    const DTensor distributed(logits);
+    const auto value = reduced_loss(distributed.to_local(), is_dtensor(targets) ? DTensor(targets).to_local() : targets,
+                                    reduction, reuse_logits);
+    return DTensor::from_local(value, distributed.device_mesh());
+  }
   if (!is_dtensor(logits) && cuda::has_cross_entropy(logits)) {
     const auto rows = cuda::cross_entropy_rows(logits.flatten(0, 1), targets.flatten(), -100, reuse_logits);
     if (reduction == at::Reduction::Sum) return rows.sum();

@@ -38,7 +38,7 @@ std::vector<NormGroup> by_sharded_axes(const Tensors& tensors) {
     if (is_dtensor(t)) {
       const auto& spec = DTensor(t).spec();
       for (int64_t axis = 0; axis < spec.mesh.ndim(); axis++)
-        if (spec.placements[static_cast<size_t>(axis)].is_sharded()) axes.push_back(axis);
+        if (spec.placements[static_cast<size_t>(axis)].is_sharded() && spec.mesh.size(axis) > 1) axes.push_back(axis);
       if (!axes.empty()) mesh = spec.mesh;
     }
     auto found = std::find_if(groups.begin(), groups.end(), [&](const NormGroup& s) {

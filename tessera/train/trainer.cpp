@@ -47,9 +47,9 @@ data::SamplerOptions sampler_options(const TrainConfig& config, const data::Data
           .last = config.data.last_batch == "pad" ? data::LastBatch::Pad : data::LastBatch::Drop};
 }
 
-double peak_tflops(const TrainConfig& config, at::Device device) {
-  return config.metrics.peak_tflops > 0 ? config.metrics.peak_tflops
-                                        : known_peak_tflops(device_name(device), config.training.precision);
+PeakRate configured_peak_rate(const TrainConfig& config, at::Device device) {
+  if (config.metrics.peak_tflops > 0) return {config.metrics.peak_tflops, "metrics.peak_tflops"};
+  return peak_rate(device, config.training.precision);
 }
 
 // All ranks use the checkpoint that rank 0 finds.
@@ -81,7 +81,7 @@ Trainer::Trainer(const TrainConfig& config, const World& world)
               static_cast<size_t>(config.data.prefetch)),
       loss_monitor_(config.guard),
       parameter_bytes_(all_gather_number(world, model_.parameter_bytes())),
-      peak_tflops_(peak_tflops(config, device_)) {
+      peak_(configured_peak_rate(config, device_)) {
   if (config.guard.checksum_every > 0) check_replicas(model_, "before the first step");
   if (const auto path = agree_on_checkpoint(config, world); !path.empty()) resume(path);
 }
@@ -220,7 +220,8 @@ void Trainer::measure(StepMetrics& metrics, double seconds) const {
   const int64_t length = data_.training->length();
   metrics.tokens_per_second = static_cast<double>(config_.training.batch * length) / seconds / ranks;
   metrics.tflops = metrics.tokens_per_second * flops_per_token(model_config(config_.model), length) / 1e12;
-  if (peak_tflops_ > 0) metrics.mfu = 100 * metrics.tflops / peak_tflops_;
+  metrics.peak_tflops = peak_.tflops;
+  if (peak_.tflops > 0) metrics.mfu = 100 * metrics.tflops / peak_.tflops;
   metrics.memory_gib = peak_memory_gib(device_);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/checkpoint/save.h"
 #include "tessera/optim/schedulers.h"
+#include "tessera/train/detail/device.h"
 #include "tessera/train/detail/evaluate.h"
 #include "tessera/train/detail/loader.h"
 #include "tessera/train/detail/loss_monitor.h"
@@ -104,6 +105,8 @@ class Trainer {
   // what the difference changes.
   const std::vector<std::string>& resume_changes() const { return resume_changes_; }
 
+  // What the MFU in the metrics is a share of.
+  const PeakRate& peak_rate() const { return peak_; }
   // Calls this in each step, when .grad has the gradient of the batch and before it is clipped.
   void set_gradient_hook(std::function<void()> hook) { train_step_.on_gradients = std::move(hook); }
 
@@ -149,7 +152,7 @@ class Trainer {
   LossMonitor loss_monitor_;
   std::vector<std::shared_ptr<MetricsSink>> sinks_;
   std::vector<int64_t> parameter_bytes_;  // per rank
-  double peak_tflops_;                    // of this rank's device; 0: unknown
+  PeakRate peak_;                         // of this rank's device
   int64_t step_ = 0, samples_read_ = 0;
   int64_t sampler_position_ = 0;
   std::string resumed_from_;

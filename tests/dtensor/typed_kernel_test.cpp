@@ -37,6 +37,7 @@ TEST(TypedKernel, FindsTheDecisionOfTheBoxedKernel) {
         {"threshold_backward", [&] { return at::threshold_backward(a, a, 0); }},
         {"add_.Tensor", [&] { return (a * 1).add_(a); }},
         {"mul_.Tensor", [&] { return (a * 1).mul_(a); }},
+        {"_to_copy", [&] { return a.to(at::kDouble); }},
         {"mm", [&] { return at::mm(a, replicated); }},
         {"bmm", [&] { return at::bmm(cube, square); }},
         {"addmm", [&] { return at::addmm(row, a, replicated); }},

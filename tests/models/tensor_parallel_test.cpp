@@ -173,6 +173,7 @@ void expect_same_losses(const Config& config, const Data& data, int steps, const
 // optimizer all-reduces them.
 StepComm gpt2_comm(int64_t n, const PlanOptions& options) {
   StepComm step;
+  if (n == 1) return step;  // one rank does not communicate
   if (options.sequence_parallel) {
     step.forward = {.all_gather = 2 * kLayers + 1, .reduce_scatter = 2 * kLayers + 2};  // wte, wpe
     step.backward = {.all_gather = 2 * kLayers + 2, .reduce_scatter = 2 * kLayers + 1};
@@ -181,7 +182,6 @@ StepComm gpt2_comm(int64_t n, const PlanOptions& options) {
     step.forward = {.all_reduce = 2 * kLayers + 1};
     step.backward = {.all_reduce = 2 * kLayers + 1};
   }
-  if (n == 1) step.optimizer = {};  // nothing to reduce
   if (options.loss_parallel)
     step.forward.all_reduce += 3;
   else
@@ -190,7 +190,7 @@ StepComm gpt2_comm(int64_t n, const PlanOptions& options) {
 }
 StepComm llama_comm(int64_t n, const PlanOptions& options) {
   auto step = gpt2_comm(n, options);
-  if (options.sequence_parallel) {  // no wpe, and norms without bias
+  if (n > 1 && options.sequence_parallel) {  // no wpe, and norms without bias
     step.forward.reduce_scatter -= 1;
     step.backward.all_gather -= 1;
     step.optimizer.all_reduce /= 2;

@@ -195,7 +195,7 @@ TEST(Execute, IntegersStayExact) {
 }
 
 TEST(Execute, UnchangedTensorsAreSharedAndShardsAreCopied) {
-  on_mesh({1}, [](const DeviceMesh& mesh) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
     auto global = dense({4, 4});
     auto replicated = spec_of(mesh, global, {Replicate()}), sharded = spec_of(mesh, global, {Shard(0)}),
          mean = spec_of(mesh, global, {Partial(ReduceOp::Avg)});

@@ -104,12 +104,17 @@ TEST(Plan, CostsOfMoves) {
     EXPECT_LT(step_cost(move, 1, bytes), 1);
 }
 
-// Axes of one rank have the same steps as others.
-TEST(Plan, AxesOfOneRankStillPostCollectives) {
-  EXPECT_EQ(text({1}, {8}, "S(0)", "R"), "dp: all_gather S(0)->R 0 B");
-  EXPECT_EQ(text({1}, {8}, "P(sum)", "R"), "dp: all_reduce P(sum)->R 0 B");
-  EXPECT_EQ(text({1}, {8, 8}, "S(0)", "S(1)"), "dp: all_to_all S(0)->S(1) 0 B");
-  EXPECT_EQ(text({1}, {8, 8}, "P(sum)", "S(1)"), "dp: reduce_scatter P(sum)->S(1) 0 B");
+// All placements of an axis of one rank have the same local tensor.
+TEST(Plan, AxesOfOneRankNeverMoveData) {
+  EXPECT_EQ(text({1}, {8}, "S(0)", "R"), "dp: nothing S(0)->R");
+  EXPECT_EQ(text({1}, {8}, "R", "P(sum)"), "dp: nothing R->P(sum)");
+  EXPECT_EQ(text({1}, {8}, "P(norm,2)", "R"), "dp: nothing P(norm,2)->R");
+  EXPECT_EQ(text({1}, {8, 8}, "S(0)", "S(1)"), "dp: nothing S(0)->S(1)");
+  EXPECT_EQ(text({1}, {8, 8}, "P(sum)", "S(1)"), "dp: nothing P(sum)->S(1)");
+  EXPECT_EQ(text({1, 1}, {8}, "[P(sum), P(sum)]", "[R, R]"), "dp: nothing P(sum)->R; tp: nothing P(sum)->R");
+  EXPECT_EQ(text({1, 2}, {8}, "[P(sum), P(sum)]", "[R, R]"), "dp: nothing P(sum)->R; tp: all_reduce P(sum)->R 32 B");
+  EXPECT_EQ(text({1, 2}, {8}, "[S(0), S(0)]", "[R, S(0)]"), "dp: nothing S(0)->R");
+  EXPECT_THROW(plan({1}, {8}, "S(0)", "P(sum)"), ShardingError);  // as with several ranks
 }
 
 struct Drawn {

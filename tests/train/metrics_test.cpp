@@ -37,6 +37,7 @@ StepMetrics some_step() {
           .tokens_per_second = 6667,
           .tflops = 386.12,
           .mfu = 39.04,
+          .peak_tflops = 989,
           .memory_gib = 40.15,
           .samples_read = 640,
           .parameter_bytes = {100, 104},
@@ -61,6 +62,12 @@ TEST(Device, PeakTflopsByName) {
   EXPECT_EQ(known_peak_tflops("NVIDIA A100-SXM4-80GB", "fp32"), 19.5);
   EXPECT_EQ(known_peak_tflops("", "bf16"), 0);
   EXPECT_GT(peak_memory_gib(at::kCPU), 0);
+}
+
+TEST(Device, ThePeakRateOfACpuIsMeasured) {
+  const auto peak = peak_rate(at::kCPU, "bf16");
+  EXPECT_GT(peak.tflops, 0);
+  EXPECT_CONTAINS(peak.source, "512 x 512 floats measured");
 }
 
 TEST(Console, PrintsTheFirstStepAndEveryTenth) {
@@ -94,7 +101,7 @@ TEST(Console, HasAProgressBarOnATerminal) {
 TEST(MetricsFile, HasOneLineOfJsonPerStep) {
   EXPECT_EQ(json_line(some_step()),
             R"({"step":10,"loss":8.12345,"max_loss":8.5,"grad_norm":1.2345,"lr":0.001,"tps":6667,"tflops":386.12,)"
-            R"("mfu":39.04,"seconds":0.5,"data_seconds":0.05,"memory_gib":40.15,"samples_read":640,)"
+            R"("mfu":39.04,"peak_tflops":989,"seconds":0.5,"data_seconds":0.05,"memory_gib":40.15,"samples_read":640,)"
             R"("parameter_bytes":[100,104],)"
             R"("comm":{"dp":{"collectives":2,"bytes":4096},"tp":{"collectives":12,"bytes":8192}}})");
   auto skipped = some_step();

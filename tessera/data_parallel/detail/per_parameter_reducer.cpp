@@ -42,7 +42,7 @@ void PerParameterReducer::reduce(size_t i) {
     const auto reduced = hook(bucket).take(group_);
     if (!reduced.is_same(gradient)) gradient.copy_(reduced);
   }
-  if (!hooks_.empty()) return;
+  if (!hooks_.empty() || group_->size() == 1) return;
   const auto mean = funcol::all_reduce(gradient.div(group_->size()), ReduceOp::Sum, group_);
   funcol::wait(mean, group_);
   gradient.copy_(mean);

@@ -125,6 +125,7 @@ void Reducer::set_hook(CommHook hook) {
   TESSERA_CHECK(!hook_, UsageError,
                 "a comm hook is registered already; register only one, or gradients are reduced twice");
   hook_ = std::move(hook);
+  if (group_->size() == 1) make_buckets(plan_);  // with memory
 }
 
 std::vector<BucketItem> Reducer::items() const {
@@ -150,11 +151,12 @@ void Reducer::make_buckets(Buckets plan) {
     int64_t total = 0;
     for (const size_t i : plan_[b]) total += local_or_self(parameters_[i].value).numel();
     auto& bucket = buckets_[b];
+    for (size_t slot = 0; slot < plan_[b].size(); slot++) slots_[plan_[b][slot]] = {b, slot};
+    if (is_alone()) continue;
     bucket.flat = at::empty({total}, local_or_self(parameters_[plan_[b][0]].value).options().requires_grad(false));
     int64_t offset = 0;
     for (const size_t i : plan_[b]) {
       const auto& local = local_or_self(parameters_[i].value);
-      slots_[i] = {b, bucket.views.size()};
       bucket.views.push_back(view_in(bucket.flat, offset, local));
       offset += local.numel();
     }
@@ -168,7 +170,7 @@ void Reducer::rebuild() {
   const auto old = std::move(buckets_);
   const auto old_slots = slots_;
   make_buckets(fill_buckets(items(), order, options_.limits));
-  if (!options_.gradient_as_bucket_view) return;
+  if (!options_.gradient_as_bucket_view || is_alone()) return;
   for (const size_t i : in_buckets()) {  // move gradients that are views of the old buckets
     const auto& [name, value] = parameters_[i];
     if (!value.grad().defined()) continue;
@@ -336,6 +338,10 @@ bool Reducer::has_unreduced_gradient(size_t i) const {
 
 void Reducer::copy_to_bucket(size_t i) {
   const auto& [name, value] = parameters_[i];
+  if (is_alone()) {
+    if (value.grad().defined()) local_gradient(value, name);
+    return;
+  }
   auto& view = view_of(i);
   if (!value.grad().defined()) {
     view.zero_();
@@ -363,6 +369,7 @@ void Reducer::fail_in(size_t bucket, const CommError& error) {
 
 // Every rank starts buckets in the same order, whatever the order in which gradients become ready.
 void Reducer::start_ready_buckets() {
+  if (is_alone()) return;
   for (; num_started_ < buckets_.size() && buckets_[num_started_].pending == 0; num_started_++) try {
       start_bucket(buckets_[num_started_]);
     } catch (const CommError& error) {
@@ -433,8 +440,9 @@ std::vector<bool> Reducer::used_on_any_rank() {
     for (size_t i = 0; i < states_.size(); i++) used[i] = states_[i].expected > 0 || states_[i].used;
     return used;
   }
-  std::vector<int32_t> here;
-  for (const auto& state : states_) here.push_back(state.used);
+  for (size_t i = 0; i < states_.size(); i++) used[i] = states_[i].used;
+  if (group_->size() == 1) return used;
+  const std::vector<int32_t> here(used.begin(), used.end());
   const auto counts = at::tensor(here).to(local_or_self(parameters_[0].value).device());
   const comm::CollectiveLabel label("used parameters", static_cast<int32_t>(pass_number() * 4096 + 4095));
   comm::all_reduce_(counts, ReduceOp::Sum, group_);
@@ -468,13 +476,15 @@ void Reducer::finish_pass() {
   try {
     const auto used = used_on_any_rank();
     for (; at < buckets_.size(); at++) {
-      auto& bucket = buckets_[at];
-      const auto reduced = bucket.result.take(group_);
-      TESSERA_CHECK(reduced.numel() == bucket.flat.numel(), UsageError, "the comm hook returned ", reduced.numel(),
-                    " values for bucket ", at, ", which has ", bucket.flat.numel());
-      if (!reduced.is_same(bucket.flat)) bucket.flat.copy_(reduced.view_as(bucket.flat));
-      for (const size_t i : plan_[at])
-        if (used[i]) copy_from_bucket(i);
+      if (!is_alone()) {
+        auto& bucket = buckets_[at];
+        const auto reduced = bucket.result.take(group_);
+        TESSERA_CHECK(reduced.numel() == bucket.flat.numel(), UsageError, "the comm hook returned ", reduced.numel(),
+                      " values for bucket ", at, ", which has ", bucket.flat.numel());
+        if (!reduced.is_same(bucket.flat)) bucket.flat.copy_(reduced.view_as(bucket.flat));
+        for (const size_t i : plan_[at])
+          if (used[i]) copy_from_bucket(i);
+      }
       if (step_) step_bucket(plan_[at], used);
     }
     reduce_sparse(used);
@@ -497,7 +507,7 @@ void Reducer::reduce_sparse(const std::vector<bool>& used) {
 
 void Reducer::step_bucket(const Bucket& bucket, const std::vector<bool>& used) {
   for (const size_t i : bucket) {
-    if (!used[i]) continue;
+    if (!used[i] || !parameters_[i].value.grad().defined()) continue;
     step_(parameters_[i].value);
     parameters_[i].value.mutable_grad().reset();
   }

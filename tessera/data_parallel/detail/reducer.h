@@ -36,6 +36,8 @@ struct ReducerOptions {
 //
 // A sparse gradient is in no bucket: the end of backward all-gathers its indices and values. Comm hooks do not get it.
 //
+// In a group of one rank without a comm hook, gradients stay where autograd put them: buckets have no memory.
+//
 // It consists of registered ops (mul.out, tessera::all_reduce_, tessera::wait, copy_), so a tracer records it.
 // A backward reduces the current .grad, so gradients that were accumulated under no_sync() are reduced by the next one.
 //
@@ -92,6 +94,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
 
   Reducer(NamedTensors parameters, comm::Group group, ReducerOptions options);
+  bool is_alone() const { return group_->size() == 1 && !hook_; }
   bool is_reduced(size_t i) const;
   bool belongs_in_bucket(size_t i) const { return !states_[i].sparse && is_reduced(i); }
   void make_first_buckets();

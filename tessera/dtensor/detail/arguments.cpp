@@ -37,9 +37,7 @@ void read_static(Reader& reader, const OpEntry& entry, const IValue& v, bool by_
     return;
   }
   if (v.isString()) return reader.key.push(std::hash<std::string>{}(v.toStringRef()));
-  if (v.isDevice())
-    return reader.key.push(static_cast<uint64_t>(v.toDevice().type()) << 8 |
-                           static_cast<uint8_t>(v.toDevice().index()));
+  if (v.isDevice()) return reader.read(v.toDevice());
   if (v.isComplexDouble()) return reader.key.push(3);
   if (v.isGenerator()) return reader.key.push(4);
   if (v.isTensor()) return reader.read(v.toTensor());

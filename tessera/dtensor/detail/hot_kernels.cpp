@@ -63,6 +63,8 @@ void register_hot_kernels(torch::Library& aten, std::unordered_set<std::string>&
   hot.op<Tensor(T)>("sqrt");
   hot.op<Tensor&(Tensor&, T, T, S)>("addcmul_");
   hot.op<Tensor&(Tensor&, T, T, S)>("addcdiv_");
+  hot.op<Tensor(T, optional<at::ScalarType>, optional<at::Layout>, optional<at::Device>, optional<bool>, bool,
+                optional<at::MemoryFormat>)>("_to_copy");  // autocast
   hot.op<Tensor(T, T)>("mm");
   hot.op<Tensor(T, T)>("bmm");
   hot.op<Tensor(T, T, T, S, S)>("addmm");

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <memory>
+#include <optional>
 
 namespace tessera::detail {
 namespace {
@@ -33,11 +34,12 @@ struct PackedTensor final : torch::autograd::SavedVariableHooks {
   void call_pack_hook(const at::Tensor& t) override {
     unpack_ = pack_with(Accepts::SomeTensors, t);
     if (!unpack_) unpack_ = pack_with(Accepts::AllTensors, t);
-    if (!unpack_) unpack_ = [saved = VersionedTensor(t)] { return saved.get(); };
+    if (!unpack_) saved_.emplace(t);
   }
-  at::Tensor call_unpack_hook() override { return unpack_(); }
+  at::Tensor call_unpack_hook() override { return saved_ ? saved_->get() : unpack_(); }
 
   Unpack unpack_;
+  std::optional<VersionedTensor> saved_;  // of a tensor that no packer accepts
 };
 
 thread_local constinit const BackwardScope::Handler* backward_handler = nullptr;

@@ -175,6 +175,15 @@ struct AxisChooser {
   }
 };
 
+// On an axis of one rank the local tensor is the global one, so the op itself is right, if it has a kernel at all.
+bool needs_special_on_one_rank(const Rule& rule) {
+  return std::all_of(rule.strategies.begin(), rule.strategies.end(), [](const auto& s) { return s.special; });
+}
+
+bool has_one_rank(const detail::MeshState& mesh) {
+  return std::all_of(mesh.shape.begin(), mesh.shape.end(), [](int64_t n) { return n == 1; });
+}
+
 // ---- errors ----
 
 [[noreturn]] void fail_no_strategy(const Call& full, const SubCall& sub, int64_t axis) {
@@ -312,7 +321,7 @@ struct DecisionBuilder {
         in[i][axis] = n == 1 && spec ? spec->placements[axis] : shard_like(best.strategy->in[i], best.variant);
       }
       for (size_t i = 0; i < out.size(); i++) out[i][axis] = shard_like(best.strategy->out[i], best.variant);
-      special |= best.strategy->special;
+      special |= n > 1 ? best.strategy->special : needs_special_on_one_rank(rule);
     }
     for (size_t i = 0; i < in.size(); i++)
       if (call.tensors[sub.index[i]].spec) require(sub.index[i], in[i]);
@@ -374,6 +383,7 @@ struct DecisionBuilder {
       if (decision.kind != Decision::Kind::Strategies) return;
     }
     for (const auto& fix : rule.fixes) {
+      if (fix.what != ArgFix::What::OutStrides && has_one_rank(*call.mesh)) continue;  // local sizes are global ones
       decision.fixes.emplace_back(fix.arg, value_of(fix, sub, first_out));
       decision.simple = false;
     }
@@ -383,6 +393,7 @@ struct DecisionBuilder {
 }  // namespace
 
 bool view_keeps_shards(const OpEntry& view, const TensorSpec& spec, c10::IntArrayRef sizes) {
+  if (has_one_rank(*spec.mesh.state())) return true;
   const c10::IValue args[] = {c10::IValue(), c10::IValue(sizes.vec())};
   const OpQuery query{view.op.schema(), args, {{spec.sizes, spec.strides, spec.dtype, 0, -1, true}}, false};
   const auto kept = view.rule()->fn(query).follow(spec.placements, spec.mesh.shape());

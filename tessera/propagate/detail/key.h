@@ -4,6 +4,7 @@
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/Scalar.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/OptionalArrayRef.h>
@@ -92,6 +93,9 @@ struct KeyReader {
   C10_ALWAYS_INLINE void read(bool v) { key.push(static_cast<uint64_t>(v)); }
   C10_ALWAYS_INLINE void read(double) { key.push(0); }
   C10_ALWAYS_INLINE void read(std::string_view v) { key.push(std::hash<std::string_view>{}(v)); }
+  C10_ALWAYS_INLINE void read(c10::Device v) {
+    key.push(static_cast<uint64_t>(v.type()) << 8 | static_cast<uint8_t>(v.index()));
+  }
   C10_ALWAYS_INLINE void read(const c10::SymInt& v) { key.push(static_cast<uint64_t>(v.as_int_unchecked())); }
   C10_ALWAYS_INLINE void read(c10::SymIntArrayRef a) {
     key.push(a.size());

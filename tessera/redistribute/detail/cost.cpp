@@ -6,7 +6,6 @@ namespace {
 // Every step has a small cost. So of two plans that move the same bytes, the one with fewer steps is chosen.
 constexpr double kRelabel = 0.01;
 constexpr double kLocalStep = 0.05;
-constexpr double kOneRank = 0.1;  // a collective of one rank: it is posted, but sends nothing
 
 // Bytes that a rank sends, and bytes that it copies locally to pack and unpack. n ranks; b local bytes before the step.
 struct MoveBytes {
@@ -49,8 +48,7 @@ double wire_bytes(Move move, int64_t ranks, double local_bytes) {
 
 double step_cost(Move move, int64_t ranks, double local_bytes) {
   const auto& model = cost_model();
-  if (move == Move::Nothing) return kRelabel;
-  if (communicates(move) && ranks == 1) return kOneRank;
+  if (move == Move::Nothing || ranks == 1) return kRelabel;
   auto [wire, copied] = bytes_of(move);
   auto n = static_cast<double>(ranks);
   return (communicates(move) ? model.latency : kLocalStep) + wire(local_bytes, n) / model.bytes_per_us +

@@ -257,6 +257,7 @@ bool is_outside(const TensorSpec& spec) { return spec.mesh.state()->coordinate.e
 
 Local execute(const Plan& plan, const at::Tensor& local, const TensorSpec& from, const TensorSpec& to) {
   if (plan.steps.empty() || is_outside(from)) return {local, {}};
+  if (plan.only_relabels() && C10_LIKELY(!local.is_conj() && !local.is_neg())) return {local, {}};
   RECORD_FUNCTION("tessera::redistribute", c10::ArrayRef<const c10::IValue>{});
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Redistribution redistribution(plan, local, from, to);

@@ -99,7 +99,9 @@ class Search {
     there_ = here_;
     for (size_t a = 0; a < axes_.size(); a++) {
       const auto& [options, stride] = axes_[a];
-      if (here_[a].is_sharded() && !is_last_shard(here_, problem_.mesh_shape, static_cast<int64_t>(a))) continue;
+      if (problem_.mesh_shape[a] > 1 && here_[a].is_sharded() &&
+          !is_last_shard(here_, problem_.mesh_shape, static_cast<int64_t>(a)))
+        continue;
       for (State digit_there = 0; digit_there < options.size(); digit_there++) {
         if (options[digit_there] == here_[a]) continue;
         // A partial is made only on an axis that starts as R, never from a partial that the plan reduced.
@@ -122,8 +124,8 @@ class Search {
       for (size_t a = 0; a < axes_.size(); a++) {
         if (!(mask >> a & 1)) continue;
         axes.push_back(static_cast<int64_t>(a));
-        alike &=
-            here_[a].is_partial() && here_[a] == here_[axes[0]] && is_last_reduction(here_, static_cast<int64_t>(a));
+        alike &= problem_.mesh_shape[a] > 1 && here_[a].is_partial() && here_[a] == here_[axes[0]] &&
+                 is_last_reduction(here_, static_cast<int64_t>(a));
         there -= digit(state, a) * axes_[a].stride;  // R is option 0
       }
       if (alike && axes.size() > 1) offer(state, there, Move::AllReduce, axes);

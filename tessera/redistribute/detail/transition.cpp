@@ -42,8 +42,8 @@ std::optional<Move> direct_move(const Placement& from, const Placement& to) {
   return {};
 }
 
-bool same_shards(const Placement& a, const Placement& b, int64_t ranks) {
-  return a.is_sharded() && b.is_sharded(a.dim) && (ranks == 1 || (a.factor == 1 && b.factor == 1));
+bool same_shards(const Placement& a, const Placement& b) {
+  return a.is_sharded() && b.is_sharded(a.dim) && a.factor == 1 && b.factor == 1;
 }
 
 bool is_last_shard(PlacementsRef state, c10::IntArrayRef mesh_shape, int64_t axis) {
@@ -69,14 +69,15 @@ bool is_last_reduction(PlacementsRef state, int64_t axis) {
 std::optional<Move> legal_move(PlacementsRef from, PlacementsRef to, c10::IntArrayRef mesh_shape, int64_t axis) {
   auto move = direct_move(from[axis], to[axis]);
   if (!move) return {};
+  if (from[axis].is_partial() && !is_last_reduction(from, axis)) return {};
+  if (mesh_shape[axis] == 1) return Move::Nothing;
   if (from[axis].is_sharded() && !is_last_shard(from, mesh_shape, axis)) return {};
   if (to[axis].is_sharded() && !is_last_shard(to, mesh_shape, axis)) return {};
-  if (from[axis].is_partial() && !is_last_reduction(from, axis)) return {};
   // reduce(x / n) = reduce(x) / n holds for every reduction but the product.
   if (*move == Move::Divide)
     for (const auto& later : from.slice(static_cast<size_t>(axis) + 1))
       if (later.is_partial(ReduceOp::Product)) return {};
-  if (*move == Move::AllToAll && same_shards(from[axis], to[axis], mesh_shape[axis])) return Move::Nothing;
+  if (*move == Move::AllToAll && same_shards(from[axis], to[axis])) return Move::Nothing;
   return move;
 }
 

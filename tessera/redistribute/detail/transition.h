@@ -21,7 +21,7 @@ namespace tessera::redistribute::detail {
 std::optional<Move> direct_move(const Placement& from, const Placement& to);
 
 // True if both placements give every rank the same shard, for every size of the dim.
-bool same_shards(const Placement& a, const Placement& b, int64_t ranks);
+bool same_shards(const Placement& a, const Placement& b);
 
 // True if a step can shard or unshard `axis` as in `state`. Only the last axis of the shard order can change: with
 // [S(0), S(0)] the second axis must be unsharded before the first. With [SS(0,n), S(0)] it is the first axis.
@@ -31,7 +31,8 @@ bool is_last_shard(PlacementsRef state, c10::IntArrayRef mesh_shape, int64_t axi
 // axes: in [P(sum), P(max)] the max is taken first. Sum, avg and mask can be reduced in any order.
 bool is_last_reduction(PlacementsRef state, int64_t axis);
 
-// The move from one state to another that differs only on `axis`, or none if the other axes do not allow it.
+// The move from one state to another that differs only on `axis`, or none if the other axes do not allow it. On an axis
+// of one rank every move is Nothing: all placements have the same local tensor.
 std::optional<Move> legal_move(PlacementsRef from, PlacementsRef to, c10::IntArrayRef mesh_shape, int64_t axis);
 
 // Bytes of the local tensor at coordinate 0, the largest one. The result is the same on every rank.

@@ -3,6 +3,7 @@
 #include "tessera/base/detail/module_name.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/rank_agreement.h"
+#include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/placement/detail/shard.h"
 #include "tessera/tensor_parallel/detail/plain_dropout.h"
@@ -77,9 +78,15 @@ at::Tensor prepare(const at::Tensor& t, const DeviceMesh& mesh, const LayoutChan
   TESSERA_CHECK(dtensor.device_mesh() == mesh, UsageError, "the ", change.what, in_module(), " is on ",
                 dtensor.device_mesh(), ", but its style is for ", mesh, "; distribute it over the same mesh");
   const auto to = normalize({change.to}, t.dim())[0];
-  if (dtensor.placements()[0] != to) moved = redistribute_value(dtensor, to, change);
-  if (!change.local) return moved;
-  auto local = DTensor(moved).to_local();
+  const auto from = dtensor.placements()[0];
+  at::Tensor local;
+  if (change.local && from != to && mesh.size() == 1) {  // one node for autograd instead of two
+    local = detail::to_local(moved, detail::gradient_placements({from}, {to}));
+  } else {
+    if (from != to) moved = redistribute_value(dtensor, to, change);
+    if (!change.local) return moved;
+    local = DTensor(moved).to_local();
+  }
   note_local_tensor(local, to);
   return local;
 }

@@ -3,12 +3,18 @@
 #include "tessera/base/error.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
+#include <limits>
 
 namespace tessera::train {
 namespace {
@@ -31,6 +37,22 @@ double known_peak_tflops(std::string_view device_name, std::string_view precisio
     if (device_name.find(peak.part_of_name) != std::string_view::npos)
       return precision == "fp32" ? peak.fp32_tflops : peak.half_tflops;
   return 0;
+}
+
+PeakRate peak_rate(at::Device device, std::string_view precision) {
+  if (!device.is_cpu())
+    return {known_peak_tflops(device_name(device), precision), "the peak of " + device_name(device)};
+  constexpr int64_t kSize = 512;
+  const at::NoGradGuard no_grad;
+  const auto a = at::ones({kSize, kSize}), b = at::ones({kSize, kSize});
+  auto product = at::mm(a, b);
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 4; i++) {
+    const auto start = std::chrono::steady_clock::now();
+    at::mm_out(product, a, b);
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return {2.0 * kSize * kSize * kSize / best / 1e12, "the fastest product of 512 x 512 floats measured on a rank"};
 }
 
 void check_device(const std::string& type) {

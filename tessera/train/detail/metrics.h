@@ -55,6 +55,7 @@ struct StepMetrics {
   double tokens_per_second = 0;                 // global tokens per second / ranks
   double tflops = 0;                            // per rank
   std::optional<double> mfu = {};               // in percent of the peak
+  double peak_tflops = 0;                       // of this rank's device (Trainer::peak_rate)
   double memory_gib = 0;                        // peak of this rank
   int64_t samples_read = 0;                     // since the start, over all ranks
   std::vector<int64_t> parameter_bytes = {};    // per rank

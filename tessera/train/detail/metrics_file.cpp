@@ -56,7 +56,10 @@ std::string json_line(const StepMetrics& m) {
                     {"lr", json_number(m.lr)},
                     {"tps", json_number(m.tokens_per_second)},
                     {"tflops", json_number(m.tflops)}};
-  if (m.mfu) line.emplace_back("mfu", json_number(*m.mfu));
+  if (m.mfu) {
+    line.emplace_back("mfu", json_number(*m.mfu));
+    line.emplace_back("peak_tflops", json_number(m.peak_tflops));
+  }
   line.emplace_back("seconds", json_number(m.seconds));
   line.emplace_back("data_seconds", json_number(m.data_seconds));
   line.emplace_back("memory_gib", json_number(m.memory_gib));

@@ -191,10 +191,11 @@ class CpuKernelsPass : KernelRewrite {
     const auto dx = value_of(node.results[0]), dweight = value_of(node.results[1]), dbias = value_of(node.results[2]);
     if (!are_contiguous_floats({gradient, x, mean, rstd, weight, dx, dweight, dbias})) return 0;
     if (!is_over_last_dim(node.args[2], x)) return 0;
-    set_layer_norm_backward(n, sum_after(n, dx, [&](ValueId into, size_t sum) {
-                              return is_contiguous_float(into) && same_sizes(into, dx) &&
-                                     untouched(n, sum, into, false) && !reads_buffer(program_.nodes[n], into);
-                            }));
+    const auto sum = sum_after(n, dx, [&](ValueId into, size_t at) {
+      return is_contiguous_float(into) && same_sizes(into, dx) && untouched(n, at, into, false) &&
+             !reads_buffer(program_.nodes[n], into);
+    });
+    set_norm_backward(n, /*weight=*/5, sum, "layer_norm_backward", "layer_norm_backward_add");
     return 1;
   }
 

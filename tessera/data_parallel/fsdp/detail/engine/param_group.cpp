@@ -95,7 +95,7 @@ void ParamGroup::shard_parameters() {
     trainable |= params_[i].tensor.requires_grad();
   }
   flat_param_ = shard.requires_grad_(trainable);
-  switch_to_sharded();
+  make_sharded_params();
 }
 
 void ParamGroup::attach_to_schedule(ScheduleContext context) {
@@ -144,7 +144,7 @@ void ParamGroup::copy_values_to_shard() {
   }
   flat_param_ = shard.requires_grad_(trainable);
   reshard_shard_.reset();
-  switch_to_sharded();
+  make_sharded_params();
 }
 
 void ParamGroup::accept_writes(bool writeback) {
@@ -295,7 +295,8 @@ void ParamGroup::wait_for_unshard() {
   unsharded_ = true;
   unsharded_versions_.resize(params_.size());
   for (size_t i = 0; i < params_.size(); i++)
-    switch_to_unsharded(i, all_gather_layout().unsharded_param(i, all_gather_output_));
+    switch_to_unsharded(i, unsharded_aliases_shard() ? local_or_self(sharded_params_[i])
+                                                     : all_gather_layout().unsharded_param(i, all_gather_output_));
 }
 
 void ParamGroup::switch_to_unsharded(size_t i, const at::Tensor& unsharded) {
@@ -314,8 +315,14 @@ void ParamGroup::switch_to_unsharded(size_t i, const at::Tensor& unsharded) {
     accumulator = torch::autograd::impl::grad_accumulator(tensor);
 }
 
+void ParamGroup::make_sharded_params() {
+  sharded_params_.clear();
+  for (size_t i = 0; i < params_.size(); i++) sharded_params_.push_back(sharded_view(i, flat_param_));
+  switch_to_sharded();
+}
+
 void ParamGroup::switch_to_sharded() {
-  for (size_t i = 0; i < params_.size(); i++) params_[i].tensor.set_data(sharded_view(i, flat_param_));
+  for (size_t i = 0; i < params_.size(); i++) params_[i].tensor.set_data(sharded_params_[i]);
   unsharded_ = false;
 }
 

@@ -109,6 +109,8 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   // copied to the shard. Without writeback they are discarded.
   void accept_writes(bool writeback);
   bool is_unsharded() const { return unsharded_; }
+  // Unsharded parameters are views of the shard: no all-gather, no cast, no device copy.
+  bool unsharded_aliases_shard() const;
   bool has_unsharded_buffer() const { return all_gather_output_.defined(); }
   // True if the unsharded buffer can be compared with the shard: it is a complete copy.
   bool has_copy_of_shard() const { return all_gather_done_ && !params_.empty() && !unsharded_aliases_shard(); }
@@ -142,11 +144,10 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   void copy_from_custom_output();
   void follow_flat_param();
   void switch_to_unsharded(size_t i, const at::Tensor& unsharded);
+  void make_sharded_params();
   void switch_to_sharded();
   void free_buffer();
   c10::ScalarType unsharded_dtype() const;
-  // Unsharded parameters are views of the shard: no all-gather, no cast, no device copy.
-  bool unsharded_aliases_shard() const;
   Unpack pack(const at::Tensor& saved);
   int64_t version() const;  // changes when a parameter or the shard is written to
   bool is_stale() const { return has_unsharded_buffer() && !unsharded_ && all_gather_version_ != version(); }
@@ -164,6 +165,7 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   comm::Group shard_group_, replicate_group_;
   ParamGroupOptions options_;
   at::Tensor flat_param_;
+  std::vector<at::Tensor> sharded_params_;  // the parameters in the sharded form, views of flat_param_
   c10::Device device_ = at::kCPU;
   PackerRef packer_;
 

@@ -128,6 +128,34 @@ bool ParamGroupGradients::any_trainable() const {
   return std::any_of(params.begin(), params.end(), [](const FSDPParam& param) { return param.tensor.requires_grad(); });
 }
 
+// True if the gradients need neither a reduction nor a conversion, so that each one can be .grad itself.
+bool ParamGroupGradients::is_alone() const {
+  const auto& hooks = reduction_hooks_;
+  const auto& replicas = group_.replicate_group();
+  return group_.shard_group()->size() == 1 && (!replicas || replicas->size() == 1) && !group_.layout().is_flat() &&
+         !group_.options().offload && !deferred_all_reduce_.defined() && divide_factor() == 1 &&
+         !hooks.reduce_scatter && !hooks.all_reduce && !hooks.custom_reduce_scatter && !hooks.after_reduction &&
+         std::all_of(unsharded_grads_.begin(), unsharded_grads_.end(), [&](const at::Tensor& gradient) {
+           return !gradient.defined() || gradient.scalar_type() == group_.flat_param().scalar_type();
+         });
+}
+
+// The reduction of a group for which is_alone().
+void ParamGroupGradients::accumulate_unreduced() {
+  has_unsharded_passes_ = has_deferred_passes_ = false;
+  group_.flat_param().mutable_grad().reset();
+  for (size_t i = 0; i < ready_.size(); i++) {
+    if (!std::exchange(ready_[i], 0)) continue;
+    const auto gradient = std::exchange(unsharded_grads_[i], {});
+    auto& saved = saved_grads_[i];
+    if (saved.defined())
+      local_or_self(saved).add_(gradient);
+    else
+      saved = tessera::detail::wrap(gradient, group_.params()[i].sharded_spec);
+  }
+  restore_saved_grads();
+}
+
 void ParamGroupGradients::free_unsharded_grads() {
   std::fill(unsharded_grads_.begin(), unsharded_grads_.end(), at::Tensor());
 }
@@ -140,6 +168,7 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
   const bool reduces = compiling() ? any_ready() : any_trainable() || has_unsharded_passes_;
   if (!reduces && !has_deferred) return restore_saved_grads();
   const at::NoGradGuard no_grad;
+  if (is_alone()) return accumulate_unreduced();
   includes_earlier_passes_ = std::exchange(has_unsharded_passes_, false) || has_deferred_passes_;
   const c10::OptionalStreamGuard stream(group_.streams().reduce_scatter);
   const auto& layout = group_.layout();
@@ -159,7 +188,10 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
   if (reduces && (reduction_hooks_.reduce_scatter || reduction_hooks_.custom_reduce_scatter))
     return reduce_scatter_by_hook(options);
   if (group_.shard_group()->size() == 1 || !reduces) {
-    reduced_ = at::zeros({numel}, options);
+    int64_t copied = num_flags;
+    for (size_t i = 0; i < ready_.size(); i++)
+      if (ready_[i]) copied += unsharded_grads_[i].numel();
+    reduced_ = copied == numel ? at::empty({numel}, options) : at::zeros({numel}, options);  // with zeros as padding
     Tensors places, gradients;
     for (size_t i = 0; i < ready_.size(); i++) {
       if (!ready_[i]) continue;

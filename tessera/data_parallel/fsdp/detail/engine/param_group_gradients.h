@@ -28,6 +28,8 @@ struct ReductionHooks {
 // The gradients of one ParamGroup: accumulates unsharded gradients, reduce-scatters them in one buffer, all-reduces the
 // result over replicas (HSDP) and sets .grad of the sharded parameters.
 //
+// A group of one rank copies nothing: a gradient is itself the shard, unless its dtype differs.
+//
 //   begin_backward()        moves .grad to the saved gradients
 //   (autograd)              each gradient becomes ready; the last one notifies the schedule
 //   reduce_scatter()        posts the reduce-scatter over shard_group
@@ -111,6 +113,8 @@ class ParamGroupGradients {
  private:
   void gradient_ready(size_t i);
   bool any_ready() const;
+  bool is_alone() const;
+  void accumulate_unreduced();
   bool any_trainable() const;
   bool has_shown() const;
   void show_unreduced();

@@ -170,7 +170,7 @@ void Schedule::end_forward(ScheduledGroup& scheduled, bool has_graph) {
   std::erase(running_, &scheduled);
   scheduled.modules_run.clear();
   const bool reshard = scheduled.reshard_after_forward.value_or(&scheduled != &root());
-  if (has_graph && !reshard) return;
+  if (has_graph && (!reshard || scheduled.group->unsharded_aliases_shard())) return;
   if (has_graph && scheduled.reshard_group) return scheduled.group->reshard_to(scheduled.reshard_group);
   // reshard_after_forward = false without a backward: the next forward reuses the buffer.
   const bool keep_buffer = scheduled.reshard_after_forward && !reshard;
