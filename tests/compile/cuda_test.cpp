@@ -1,9 +1,8 @@
 // Compiled steps on a GPU: from the third call on they are replayed as a CUDA graph, which has fixed addresses and
 // numbers. Whatever changes between calls must reach it.
 #include "tessera/compile/api/compile.h"
-#include "tessera/data_parallel/replicate.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/testing/ranks.h"
+#include "tests/fixtures/ddp.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -184,21 +183,28 @@ TEST_F(CompiledOnCuda, ReadsWhatCallsBetweenGraphsAllocate) {
 
 // Two ranks share the GPU: their collectives run between graphs.
 TEST_F(CompiledOnCuda, CollectivesRunBetweenGraphs) {
-  const auto start = small_net();
-  const auto all = torch::randn({kCalls, 8, 16}, at::kCUDA);
-  testing::run_ranks(2, [&](testing::Rank& me) {
-    const auto mesh = init_device_mesh(me.world, "cuda", {2}, {"dp"});
-    auto plain = copy_of(start), net = copy_of(start);
-    replicate(net, {{.device_mesh = mesh}});
-    auto step = compile([](torch::nn::Sequential& net, const at::Tensor& x) { return loss_and_gradients(net, x); });
+  using namespace fixtures;
+  const auto start = mlp();
+  run_ranks(2, [&](Rank& me) {
+    const torch::Device device(at::kCUDA, 0);
+    auto plain = clone(start, device);
+    DistributedDataParallel ddp(clone(start, device), {.process_group = me.group()});
+    auto step = compile([](DistributedDataParallel<MLP>& ddp, const at::Tensor& x) {
+      ddp->zero_grad();
+      auto loss = ddp(x).pow(2).mean();
+      loss.backward();
+      return loss.detach();
+    });
     for (int call = 0; call < kCalls; call++) {
-      loss_and_gradients(plain, all[call]);
-      step(net, all[call].chunk(2)[me.rank]);
-      for (size_t i = 0; i < net->parameters().size(); i++)
-        EXPECT_TRUE(at::allclose(net->parameters()[i].grad(), plain->parameters()[i].grad(), 1e-4, 1e-5))
-            << "call " << call << ", parameter " << i;
-      descend(plain);
-      descend(net);
+      auto data = batches(2, {4, 10}, call);
+      for (auto& batch : data) batch = batch.to(device);
+      zero_grad(*plain);
+      accumulate_means(plain, data, square_loss);
+      step(ddp, data[static_cast<size_t>(me.rank)]);
+      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "") << "call " << call;
+      const torch::NoGradGuard no_grad;
+      for (const auto& p : plain->parameters()) p.sub_(p.grad(), 0.1);
+      for (const auto& p : ddp->parameters()) p.sub_(p.grad(), 0.1);
     }
     expect_graphs(step.executable());
     EXPECT_GT(step.executable().calls_outside_graphs(), 0);

@@ -153,7 +153,8 @@ void fill_on_cuda(const at::Tensor& out, const LocalIndices& indices, philox::St
   });
   if (runs.empty()) return;
   const auto table = runs.size() == 1 ? at::Tensor() : on_device(runs, out.device());
-  // A block of random words has at least one element; the first and the last one of a run can be cut.
+  // A block of random words has at least one element; the first and the last one of a run can have others
+  // around it.
   const int64_t parts = longest / kBlocksPerPart + 2;
   constexpr size_t kMostBytes = 64;
   TESSERA_CHECK(bytes <= kMostBytes, InternalError, name, " has ", bytes, " bytes");

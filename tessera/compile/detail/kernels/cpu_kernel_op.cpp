@@ -2,7 +2,7 @@
 
 #include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
-#include "tessera/numerics/detail/vector/tiled_product.h"
+#include "tessera/numerics/detail/vector/bfloat16_product.h"
 #include "tessera/numerics/detail/vector/vector_ops.h"
 
 #include <ATen/core/Reduction.h>
@@ -52,26 +52,31 @@ class Scratch {
   c10::DataPtr memory_;
 };
 
+using MatrixProduct = void(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                           const numerics::TiledProductOptions& options);
+
+template <MatrixProduct* product>
 void run_matmul(const Call& call) {
   call.expect(1, call.ins.size() == 3 ? 3 : 2, 0);
   numerics::TiledProductOptions options;
   if (call.ins.size() == 3) options.bias = call.ins[2];
-  numerics::tiled_product(call.outs[0], call.ins[0], call.ins[1], options);
+  product(call.outs[0], call.ins[0], call.ins[1], options);
 }
+template <MatrixProduct* product>
 void run_matmul_gelu(const Call& call) {
   call.expect(2, 3, 1);
-  numerics::tiled_product(
-      call.outs[0], call.ins[0], call.ins[1],
-      {.bias = call.ins[2],
-       .epilogue = call.numbers[0] != 0 ? numerics::ProductEpilogue::GeluTanh : numerics::ProductEpilogue::Gelu,
-       .result = call.outs[1]});
+  product(call.outs[0], call.ins[0], call.ins[1],
+          {.bias = call.ins[2],
+           .epilogue = call.numbers[0] != 0 ? numerics::ProductEpilogue::GeluTanh : numerics::ProductEpilogue::Gelu,
+           .result = call.outs[1]});
 }
+template <MatrixProduct* product>
 void run_matmul_gelu_backward(const Call& call) {
   call.expect(1, 3, 1);
-  numerics::tiled_product(call.outs[0], call.ins[0], call.ins[1],
-                          {.epilogue = call.numbers[0] != 0 ? numerics::ProductEpilogue::GeluTanhBackward
-                                                            : numerics::ProductEpilogue::GeluBackward,
-                           .operand = call.ins[2]});
+  product(call.outs[0], call.ins[0], call.ins[1],
+          {.epilogue = call.numbers[0] != 0 ? numerics::ProductEpilogue::GeluTanhBackward
+                                            : numerics::ProductEpilogue::GeluBackward,
+           .operand = call.ins[2]});
 }
 
 void run_gelu(const Call& call) {
@@ -222,9 +227,12 @@ constexpr struct {
   const char* name;
   void (*run)(const Call& call);
 } kCpuKernels[] = {
-    {"matmul", run_matmul},
-    {"matmul_gelu", run_matmul_gelu},
-    {"matmul_gelu_backward", run_matmul_gelu_backward},
+    {"matmul", run_matmul<numerics::tiled_product>},
+    {"matmul_gelu", run_matmul_gelu<numerics::tiled_product>},
+    {"matmul_gelu_backward", run_matmul_gelu_backward<numerics::tiled_product>},
+    {"matmul_bf16", run_matmul<numerics::bfloat16_product>},
+    {"matmul_gelu_bf16", run_matmul_gelu<numerics::bfloat16_product>},
+    {"matmul_gelu_backward_bf16", run_matmul_gelu_backward<numerics::bfloat16_product>},
     {"gelu", run_gelu},
     {"gelu_backward", run_gelu_backward},
     {"layer_norm", run_layer_norm},
