@@ -1,7 +1,8 @@
 // Time of a compiled train step and of the same step in eager mode (plain), both with Tessera's fused AdamW: an MLP (10
 // -> 16 -> 10, batch 8), a small GPT (peer_gpt.h, batch 4 x 128) and a Llama of similar size, on one rank and on two
 // processes with tensor, data and sharded data parallelism. The note has the ratio to eager. All with Numerics::Fast.
-// For one rank there are also rows with two threads, with Numerics::Strict, the peak memory of a step as the CPU
+// For one rank there are also rows with two threads, with Numerics::Strict, in bfloat16 (autocast over float32
+// parameters, and bfloat16 parameters), the peak memory of a step as the CPU
 // allocator counts it, and the share of the roof: the rate of the step in its matrix products, divided by the best of a
 // product of 2048 x 2048 matrices with as many threads.
 //
@@ -27,6 +28,7 @@
 #include "tessera/testing/detail/counting_allocator.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -65,6 +67,16 @@ const auto gpt_step = [](auto& model, auto& opt, const CompileBatch& batch) {
   const LossParallel scope;  // no effect on a plain model
   opt.zero_grad();
   auto loss = at::cross_entropy_loss(model.forward(batch.x).flatten(0, 1), batch.y);
+  loss.backward();
+  opt.step();
+  return loss;
+};
+const auto gpt_autocast_step = [](auto& model, auto& opt, const CompileBatch& batch) {
+  opt.zero_grad();
+  at::autocast::set_autocast_enabled(at::kCPU, true);  // bfloat16
+  auto loss = at::cross_entropy_loss(model.forward(batch.x).flatten(0, 1), batch.y);
+  at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
   loss.backward();
   opt.step();
   return loss;
@@ -129,10 +141,12 @@ CompileBatch gpt_batch(int64_t rank) {
   return {tokens.narrow(1, 0, 128).contiguous(), tokens.narrow(1, 1, 128).flatten()};
 }
 
-// Floating-point operations of the linear layers of a GPT step: two per weight and token in forward, four in backward.
-double gpt_product_flops(const PeerGptSizes& s, int64_t tokens) {
+// Floating-point operations of the matrix products of a GPT step. Linear layers: two per weight and token in forward,
+// four in backward. Attention: the same per token and key before it, for q k^T and for the sum of values.
+double gpt_product_flops(const PeerGptSizes& s, int64_t batch, int64_t length) {
   const auto weights = s.layers * (4 * s.dim * s.dim + 8 * s.dim * s.dim) + s.dim * s.vocabulary;
-  return 6.0 * static_cast<double>(tokens) * static_cast<double>(weights);
+  const auto attention = s.layers * s.dim * (length + 1);
+  return 6.0 * static_cast<double>(batch * length) * static_cast<double>(weights + attention);
 }
 
 // GFLOP/s of a product of 2048 x 2048 matrices, by LibTorch or by Tessera, whichever is faster.
@@ -146,7 +160,7 @@ double roof_of_products(testing::Rank& me) {
 }
 
 void emit_share_of_roof(const std::string& name, double ms, testing::Rank& me, const EmitRow& emit) {
-  const auto roof = roof_of_products(me), rate = gpt_product_flops({}, 512) / ms * 1e-6;
+  const auto roof = roof_of_products(me), rate = gpt_product_flops({}, 4, 128) / ms * 1e-6;
   std::ostringstream note;
   note << std::fixed << std::setprecision(0) << rate << " of " << roof << " GFLOP/s";
   emit({.name = name, .unit = "share", .ours = rate / roof, .note = note.str()});
@@ -246,6 +260,13 @@ void run_one_rank(testing::Rank& me, const EmitRow& emit) {
   emit({.name = "gpt/1/-/jax", .unit = "ms", .ours = ms, .note = "the same step; the peer is JAX"});
   emit_share_of_roof("gpt/1/-/share_of_roof", ms, me, emit);
   measure("llama/1/-/step", 3, llama, gpt_step, gpt_batch(0), me, emit);
+  const auto gpt_bf16 = [] {
+    auto model = std::make_shared<Gpt>();
+    model->to(at::kBFloat16);
+    return model;
+  };
+  measure("gpt/1/-/bf16_autocast", 3, gpt, gpt_autocast_step, gpt_batch(0), me, emit);
+  measure("gpt/1/-/bf16_parameters", 3, gpt_bf16, gpt_step, gpt_batch(0), me, emit);
   measure("gpt/1/-/strict", 3, gpt, gpt_step, gpt_batch(0), me, emit, strict);
   emit_memory(emit);
   const auto threads = at::get_num_threads();

@@ -91,11 +91,14 @@ set_source_files_properties(${file_row_kernels} PROPERTIES COMPILE_OPTIONS
                             "-O3;-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
 set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} ${file_product_tile} ${file_row_kernels} PROPERTIES
                             SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
-foreach(processor avx512 avx2 baseline)
+foreach(processor avx512_bf16 avx512 avx2 baseline)
   set(file tessera/compile/detail/kernels/cpu_kernels_${processor}.cpp)
   set(options -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-psabi)
-  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND processor STREQUAL avx512)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND processor MATCHES avx512)
     list(APPEND options -mavx512f -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512)
+    if(processor STREQUAL avx512_bf16)
+      list(APPEND options -mavx512bw -mavx512bf16)
+    endif()
   elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND processor STREQUAL avx2)
     list(APPEND options -mavx2 -mfma)
   endif()
@@ -110,6 +113,8 @@ tessera_library(tessera TYPE SHARED
           <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/library.h>
   SETUP_LAYERS nn state tensor_parallel checkpoint debug pipelining
   LINKS Tessera::torch)
+include(TesseraSourceText)
+tessera_source_text(tessera tessera/dtensor/detail/philox.h tessera/dtensor/detail/distributions.h)
 tessera_library(tessera_train TYPE SHARED
   LAYERS data models launch train
   LINKS tessera)

@@ -79,6 +79,22 @@ def llama_step():
     return gpt_step(Llama())
 
 
+def autocast_step(model):
+    import torch
+    import torch.nn.functional as F
+
+    adam, tokens = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randint(0, 256, (4, 129))
+
+    def step():
+        adam.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        adam.step()
+
+    return step
+
+
 def run_torch(threads):
     import torch
 
@@ -86,14 +102,16 @@ def run_torch(threads):
     from tp import GPT, MLP, gpt_step, mlp_step
 
     torch.manual_seed(0)
-    cases = [("gpt", 2, lambda: gpt_step(GPT())), ("llama", 2, llama_step)]
+    variant = "step" if threads == 1 else "two_threads"
+    cases = [(f"gpt/1/-/{variant}", 2, lambda: gpt_step(GPT())), (f"llama/1/-/{variant}", 2, llama_step)]
     if threads == 1:
-        cases.append(("mlp", 100, lambda: mlp_step(MLP())))
+        cases.append(("mlp/1/-/step", 100, lambda: mlp_step(MLP())))
+        cases.append(("gpt/1/-/bf16_autocast", 2, lambda: autocast_step(GPT())))
+        cases.append(("gpt/1/-/bf16_parameters", 2, lambda: gpt_step(GPT().to(torch.bfloat16))))
     for name, count, make in cases:
         torch._dynamo.reset()
         plain = median_ms(make(), count)
-        variant = "step" if threads == 1 else "two_threads"
-        print_row(f"{name}/1/-/{variant}", median_ms(torch.compile(make()), count), plain=plain)
+        print_row(name, median_ms(torch.compile(make()), count), plain=plain)
 
 
 def run_jax(threads):

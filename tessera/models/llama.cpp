@@ -24,11 +24,11 @@ void LlamaAttentionImpl::reset() {
 at::Tensor LlamaAttentionImpl::forward(const at::Tensor& x, const at::Tensor& rope) {
   const int64_t batch = x.size(0), length = x.size(1), queries_per_key = config.n_heads / config.n_kv_heads;
   auto by_head = [&](nn::Linear& w) { return w(x).view({batch, length, -1, config.head_dim()}); };  // (B, T, H, D)
+  const auto q = apply_rope(by_head(wq), rope);
   auto repeat_kv = [&](const at::Tensor& kv) {  // repeats each head for the query heads that share it
-    if (queries_per_key == 1) return kv;
+    if (queries_per_key == 1 || shares_key_heads(q)) return kv;
     return kv.unsqueeze(3).expand({-1, -1, -1, queries_per_key, -1}).flatten(2, 3);
   };
-  const auto q = apply_rope(by_head(wq), rope);
   const auto k = repeat_kv(apply_rope(by_head(wk), rope)), v = repeat_kv(by_head(wv));
   return wo(causal_attention(q, k, v, /*dropout=*/0.0));
 }

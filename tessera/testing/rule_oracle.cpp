@@ -89,6 +89,15 @@ class Oracle {
     }
   }
 
+  // bfloat16 or half, if an operand has that dtype.
+  at::ScalarType fewest_digits() const {
+    auto found = at::ScalarType::Undefined;
+    for (const auto& t : call_.tensors())
+      for (const auto dtype : {at::kHalf, at::kBFloat16})
+        if (t.defined() && t.scalar_type() == dtype && found != at::kBFloat16) found = dtype;
+    return found;
+  }
+
   void verify_decomposition() {
     auto tensors = copies_of(call_.tensors());
     auto got = call_.run(tensors, rule_.decompose);
@@ -270,7 +279,7 @@ class Oracle {
         return c10::str("output ", i, " is defined for full tensors or for local ones, but not for both");
       if (!dense_[i].defined() || std::count(states_.begin(), states_.end(), i) > 0) continue;
       auto gathered = gather(out[i], test.out[i], test.mesh_shape, dense_[i].sizes());
-      auto why = gathered.problem.empty() ? difference(dense_[i], gathered.global) : gathered.problem;
+      auto why = gathered.problem.empty() ? difference(dense_[i], gathered.global, fewest_digits()) : gathered.problem;
       if (!why.empty()) return c10::str("output ", i, ": ", why);
     }
     for (size_t i = 0; i < in.size(); i++) {

@@ -91,6 +91,29 @@ TEST_F(FusedKernels, LayerNormBackwardIsLibTorchs) {
     }
 }
 
+TEST_F(FusedKernels, RmsNormIsLibTorchs) {
+  for (const int64_t rows : {1, 7, 8, 4099})
+    for (const int64_t length : {256, 768, 1024})
+      for (const bool adds : {false, true}) {
+        SCOPED_TRACE(c10::str(rows, " x ", length, adds ? " with a sum" : ""));
+        const LayerNormCase c(rows, length);
+        const auto x = adds ? c.x + c.addend : c.x;
+        const auto [y, rstd] = at::_fused_rms_norm(x, {length}, c.weight, 1e-5);
+        Tensors found = {at::empty_like(y), at::empty_like(rstd)};
+        if (adds) found.insert(found.begin(), at::empty_like(x));
+        call_kernel(adds ? "add_rms_norm" : "rms_norm", found,
+                    adds ? Tensors{c.x, c.addend, c.weight} : Tensors{c.x, c.weight}, {1e-5});
+        EXPECT_TRUE(!adds || at::equal(found[0], x));
+        EXPECT_TRUE(close(found[adds], y, 1e-2, 1e-2) && close(found[adds + 1], rstd, 1e-4, 0));
+
+        const auto [dx, dw] = at::_fused_rms_norm_backward(c.grad, x, {length}, rstd, c.weight, {true, true});
+        Tensors gradients = {adds ? c.addend.clone() : at::empty_like(dx), at::empty_like(dw)};
+        call_kernel(adds ? "rms_norm_backward_add" : "rms_norm_backward", gradients, {c.grad, x, rstd, c.weight});
+        EXPECT_TRUE(close(gradients[0], adds ? c.addend + dx : dx, 1e-2, 2e-2));
+        EXPECT_TRUE(close(gradients[1], dw, 1e-2, 1e-2 * std::sqrt(static_cast<double>(rows))));
+      }
+}
+
 TEST_F(FusedKernels, SumRowsIsLibTorchsSum) {
   for (const int64_t rows : {1, 7, 4099, 32768})
     for (const int64_t columns : {8, 264, 768, 3072}) {
@@ -120,7 +143,7 @@ TEST_F(FusedKernels, RotaryAndSwigluAreLibTorchs) {
     for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(close(found[i], expected[i], 2e-2, 2e-2)) << i;
   };
   const auto angle = torch::randn({7, 32});
-  const auto table = at::cat({angle.cos(), angle.sin()}, -1);
+  const auto table = at::stack({angle.cos(), angle.sin()}, -1);
   ASSERT_TRUE(has_rotary(torch::empty({3, 7, 5, 64}, bf16_on_cuda()), table.to(at::kCUDA)));
   beside_cpu([](const Tensors& x, const Tensors& y) { return rotary(x[0], y[0]); }, {torch::randn({3, 7, 5, 64})},
              {table});

@@ -1,4 +1,5 @@
 #include "tessera/base/error.h"
+#include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/gpt2.h"
@@ -6,6 +7,7 @@
 #include "tessera/models/loss.h"
 #include "tessera/models/mlp.h"
 #include "tessera/models/sizes.h"
+#include "tessera/data_parallel/fsdp/state_dict.h"
 #include "tessera/state/load_state_dict.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
@@ -56,6 +58,25 @@ TEST(Models, ParameterCountMatchesTheModule) {
     else
       expect_parameter_count<Llama>(std::get<LlamaConfig>(config));
   }
+}
+
+// Position 500 has an angle of 500 radians, which bfloat16 rounds by up to one.
+TEST(Models, MixedPrecisionDoesNotRoundTheAnglesOfLlama) {
+  auto config = kLlama;
+  config.max_seq_len = 512;
+  run_ranks(2, [&](Rank& me) {
+    const auto mesh = me.mesh({2}, {"dp"});
+    torch::manual_seed(1);
+    Llama model(config), expected(config);
+    load_state_dict(*expected, get_model_state_dict(*model));
+    expected->to(torch::kBFloat16);
+    const FullyShardOptions options{.mesh = mesh, .mp_policy = {.param_dtype = torch::kBFloat16}};
+    for (auto& layer : model->layers) fully_shard(layer, options);
+    fully_shard(model, options);
+    const auto tokens = torch::arange(512).remainder(config.vocab_size).unsqueeze(0);
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(at::equal(model(tokens), expected(tokens)));
+  });
 }
 
 TEST(Models, InitialWeightsHaveThePublishedStandardDeviations) {

@@ -446,7 +446,7 @@ TEST(ContextParallel, OpsOnSingleTokensRun) {
          const auto scores = x.view({16, 8}).mm(waves({8, 4}, 0.9)).softmax(-1);
          const auto [weight, expert] = scores.topk(2, -1);
          const auto order = expert.flatten().argsort();
-         const auto counts = torch::one_hot(expert, 4).sum({0, 1});
+         const auto counts = torch::one_hot(expert, 4).sum(at::IntArrayRef{0, 1});
          return x.view({16, 8}).index_select(0, order.div(2, "floor")).sum() + weight.sum() + counts.sum();
        }},
       {"convolution of single tokens", [](const auto& x) { return of_double(tn::Conv1d(8, 4, 1))(x.transpose(1, 2)); }},

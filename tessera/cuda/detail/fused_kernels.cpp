@@ -48,45 +48,36 @@ struct Rows {
   int64_t blocks() const { return std::min((rows + kRowsPerBlock - 1) / kRowsPerBlock, kBlocks); }
 };
 
-const void* pointer_or_null(const at::Tensor* t) { return t ? t->const_data_ptr() : nullptr; }
-
-void layer_norm_with(const at::Tensor& x, const at::Tensor* addend, const at::Tensor& weight, const at::Tensor& bias,
-                     double eps, const at::Tensor* sum, const at::Tensor& y, const at::Tensor& mean,
-                     const at::Tensor& rstd) {
+// outs: [sum], output, [mean], rstd; ins: input, [addend], weight, [bias]. RMS norm has neither mean nor bias.
+template <bool kIsRms, bool kAdds>
+void norm(at::TensorList outs, at::TensorList ins, at::ArrayRef<double> numbers) {
+  const auto& x = ins[0];
   const Rows size(x);
+  const auto out = outs.slice(kAdds), in = ins.slice(kAdds);
   layer_norm_kernels(size.length)
-      .forward.launch(x.device(), {.blocks = size.blocks()}, x.const_data_ptr(), pointer_or_null(addend),
-                      weight.const_data_ptr(), bias.const_data_ptr(), static_cast<float>(eps), size.rows,
-                      sum ? sum->mutable_data_ptr() : nullptr, y.mutable_data_ptr(), mean.mutable_data_ptr(),
-                      rstd.mutable_data_ptr());
+      .forward.launch(x.device(), {.blocks = size.blocks()}, x.const_data_ptr(),
+                      kAdds ? ins[1].const_data_ptr() : nullptr, in[1].const_data_ptr(),
+                      kIsRms ? nullptr : in[2].const_data_ptr(), static_cast<float>(numbers[0]), size.rows,
+                      kAdds ? outs[0].mutable_data_ptr() : nullptr, out[0].mutable_data_ptr(),
+                      kIsRms ? nullptr : out[1].mutable_data_ptr(), out.back().mutable_data_ptr());
 }
 
-void layer_norm(at::TensorList outs, at::TensorList ins, at::ArrayRef<double> numbers) {
-  layer_norm_with(ins[0], nullptr, ins[1], ins[2], numbers[0], nullptr, outs[0], outs[1], outs[2]);
-}
-
-void add_layer_norm(at::TensorList outs, at::TensorList ins, at::ArrayRef<double> numbers) {
-  layer_norm_with(ins[0], &ins[1], ins[2], ins[3], numbers[0], outs.data(), outs[1], outs[2], outs[3]);
-}
-
-void layer_norm_backward_with(at::TensorList outs, at::TensorList ins, const at::Tensor* addend) {
+// outs: grad_input, grad_weight, [grad_bias]; ins: grad, input, [mean], rstd, weight. kAdds: adds to grad_input.
+template <bool kIsRms, bool kAdds>
+void norm_backward(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
+  constexpr int64_t kGradients = kIsRms ? 1 : 2;  // of weight and bias
   const auto& x = ins[1];
   const Rows size(x);
+  const auto in = ins.slice(kIsRms ? 2 : 3);
   const auto partial = at::empty({size.blocks(), 2, size.length}, x.options().dtype(at::kFloat));
   const auto& kernels = layer_norm_kernels(size.length);
   kernels.backward.launch(x.device(), {.blocks = size.blocks()}, ins[0].const_data_ptr(), x.const_data_ptr(),
-                          ins[2].const_data_ptr(), ins[3].const_data_ptr(), ins[4].const_data_ptr(),
-                          pointer_or_null(addend), size.rows, outs[0].mutable_data_ptr(), partial.mutable_data_ptr());
-  kernels.sum_partials.launch(x.device(), {.blocks = 2 * size.length / 32}, partial.const_data_ptr(),
-                              static_cast<int>(size.blocks()), outs[1].mutable_data_ptr(), outs[2].mutable_data_ptr());
-}
-
-void layer_norm_backward(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
-  layer_norm_backward_with(outs, ins, nullptr);
-}
-
-void layer_norm_backward_add(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
-  layer_norm_backward_with(outs, ins, outs.data());
+                          kIsRms ? nullptr : ins[2].const_data_ptr(), in[0].const_data_ptr(), in[1].const_data_ptr(),
+                          kAdds ? outs[0].const_data_ptr() : nullptr, size.rows, outs[0].mutable_data_ptr(),
+                          partial.mutable_data_ptr());
+  kernels.sum_partials.launch(x.device(), {.blocks = kGradients * size.length / 32}, partial.const_data_ptr(),
+                              static_cast<int>(size.blocks()), outs[1].mutable_data_ptr(),
+                              kIsRms ? nullptr : outs[2].mutable_data_ptr());
 }
 
 void sum_rows(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
@@ -120,10 +111,14 @@ void matmul_gelu_grad(at::TensorList outs, at::TensorList ins, at::ArrayRef<doub
 
 using FusedKernel = void (*)(at::TensorList outs, at::TensorList ins, at::ArrayRef<double> numbers);
 const std::map<std::string_view, FusedKernel> kFusedKernels = {
-    {"layer_norm", layer_norm},
-    {"add_layer_norm", add_layer_norm},
-    {"layer_norm_backward", layer_norm_backward},
-    {"layer_norm_backward_add", layer_norm_backward_add},
+    {"layer_norm", norm<false, false>},
+    {"add_layer_norm", norm<false, true>},
+    {"layer_norm_backward", norm_backward<false, false>},
+    {"layer_norm_backward_add", norm_backward<false, true>},
+    {"rms_norm", norm<true, false>},
+    {"add_rms_norm", norm<true, true>},
+    {"rms_norm_backward", norm_backward<true, false>},
+    {"rms_norm_backward_add", norm_backward<true, true>},
     {"sum_rows", sum_rows},
     {"matmul", matmul_plain},
     {"matmul_bias", matmul_bias},

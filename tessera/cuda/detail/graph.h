@@ -14,9 +14,11 @@ class Graph {
   virtual void replay() = 0;
 
   // Records the kernels that `work` launches on the device; they do not run. Throws if `work` does what a graph cannot
-  // have, for example waits for the device. Memory that `work` allocates belongs to the graph.
+  // have, for example waits for the device. Memory that `work` allocates belongs to the graph. With `before`, a graph
+  // that is always replayed earlier, both share it.
   // A build without CUDA throws UsageError.
-  static std::unique_ptr<Graph> capture(c10::Device device, const std::function<void()>& work);
+  static std::unique_ptr<Graph> capture(c10::Device device, const std::function<void()>& work,
+                                        const Graph* before = nullptr);
 };
 
 }  // namespace tessera::cuda

@@ -1,7 +1,6 @@
 #include "tessera/cuda/detail/kernel.h"
 
 #include "tessera/base/error.h"
-#include "tessera/cuda/detail/nvrtc.h"
 #include "tessera/cuda/detail/result_cache.h"
 #include "tessera/cuda/detail/stream.h"
 
@@ -63,7 +62,8 @@ std::string architecture_of(c10::DeviceIndex device) {
 }
 
 // The compiled function. Modules live as long as the process: the driver frees them.
-void* function_of(const char* source, const char* name, c10::DeviceIndex device, int64_t shared_bytes) {
+void* function_of(const char* source, const char* name, Rounding rounding, c10::DeviceIndex device,
+                  int64_t shared_bytes) {
   static std::mutex mutex;
   static auto* modules = new std::map<std::pair<const char*, int>, void*>;
   static auto* functions = new std::map<std::tuple<const char*, std::string, int>, void*>;
@@ -73,8 +73,9 @@ void* function_of(const char* source, const char* name, c10::DeviceIndex device,
   auto& module = (*modules)[{source, device}];
   if (!module) {
     const auto architecture = architecture_of(device);
-    const auto cubin = cached_result("cubin\n" + nvrtc_version() + "\n" + architecture + "\n" + source,
-                                     [&] { return compile_to_cubin(source, architecture); });
+    const std::string kind = rounding == Rounding::Fused ? "cubin\n" : "cubin, separate rounding\n";
+    const auto cubin = cached_result(kind + nvrtc_version() + "\n" + architecture + "\n" + source,
+                                     [&] { return compile_to_cubin(source, architecture, rounding); });
     check_driver(driver()->load(&module, cubin.data()), "load", name);
   }
   check_driver(driver()->function(&function, module, name), "find", name);
@@ -95,10 +96,10 @@ void Kernel::launch_with(c10::Device device, const LaunchShape& shape, void** ar
                 ": it needs a GPU, its driver, and NVRTC");
   if (shape.blocks == 0) return;
   const auto dim = [](int64_t n) { return static_cast<unsigned>(n); };
-  check_driver(
-      driver()->launch(function_of(source_, name_, device.index(), shape.shared_bytes), dim(shape.blocks), 1, 1,
-                       dim(shape.threads), 1, 1, dim(shape.shared_bytes), current_stream(device), arguments, nullptr),
-      "launch", name_);
+  check_driver(driver()->launch(function_of(source_, name_, rounding_, device.index(), shape.shared_bytes),
+                                dim(shape.blocks), 1, 1, dim(shape.threads), 1, 1, dim(shape.shared_bytes),
+                                current_stream(device), arguments, nullptr),
+               "launch", name_);
 }
 
 }  // namespace tessera::cuda

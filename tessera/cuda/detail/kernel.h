@@ -1,4 +1,6 @@
 #pragma once
+#include "tessera/cuda/detail/nvrtc.h"
+
 #include <c10/core/Device.h>
 
 #include <array>
@@ -20,7 +22,8 @@ struct LaunchShape {
 class Kernel {
  public:
   // `source`: CUDA C++ with `extern "C" __global__ void name(...)`. Compiled when it is first used on a device.
-  Kernel(const char* source, const char* name) : source_(source), name_(name) {}
+  Kernel(const char* source, const char* name, Rounding rounding = Rounding::Fused)
+      : source_(source), name_(name), rounding_(rounding) {}
 
   // The arguments must have exactly the types of the kernel's parameters.
   template <class... Args>
@@ -33,6 +36,7 @@ class Kernel {
   void launch_with(c10::Device device, const LaunchShape& shape, void** arguments) const;
   const char* source_;
   const char* name_;
+  Rounding rounding_;
 };
 
 }  // namespace tessera::cuda

@@ -2,8 +2,9 @@
 
 namespace tessera::cuda {
 
-// A warp works on one row at a time; a lane holds VECTORS x 8 bf16 of it. VECTORS, the row length / 256, is defined
-// before this source, and kBf16Source is.
+// Layer norm, and RMS norm where `mean` (and so bias) is null: y = x * rstd * weight. A warp works on one row at a
+// time; a lane holds VECTORS x 8 bf16 of it. VECTORS, the row length / 256, is defined before this source, and
+// kBf16Source is.
 inline constexpr const char* kLayerNormSource = R"CUDA(
 __device__ inline float warp_sum(float x) {
   for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(~0u, x, o);
@@ -18,7 +19,8 @@ layer_norm_forward(const bf16* x, const bf16* addend, const bf16* weight, const 
   float w[kPerLane], b[kPerLane];
   for (int v = 0; v < VECTORS; v++) {
     get(weight + (v * 32 + lane) * 8, w + v * 8);
-    get(bias + (v * 32 + lane) * 8, b + v * 8);
+    if (bias) get(bias + (v * 32 + lane) * 8, b + v * 8);
+    for (int k = 0; k < 8; k++) b[v * 8 + k] = bias ? b[v * 8 + k] : 0;
   }
   for (long long row = blockIdx.x * 8ll + threadIdx.x / 32; row < rows; row += gridDim.x * 8ll) {
     float a[kPerLane], sum = 0, square = 0;
@@ -32,16 +34,19 @@ layer_norm_forward(const bf16* x, const bf16* addend, const bf16* weight, const 
         put(added + at, a + v * 8);
       }
     for (int i = 0; i < kPerLane; i++) sum += a[i];
-    const float m = warp_sum(sum) / kLength;
+    const float m = mean ? warp_sum(sum) / kLength : 0;
     for (int i = 0; i < kPerLane; i++) square += (a[i] - m) * (a[i] - m);
     const float r = rsqrtf(warp_sum(square) / kLength + eps);
-    if (lane == 0) { mean[row] = m; rstd[row] = r; }
+    if (lane == 0) {
+      if (mean) mean[row] = m;
+      rstd[row] = r;
+    }
     for (int i = 0; i < kPerLane; i++) a[i] = (a[i] - m) * r * w[i] + b[i];
     for (int v = 0; v < VECTORS; v++) put(y + row * kLength + (v * 32 + lane) * 8, a + v * 8);
   }
 }
 
-// partial: per block, kLength sums for the weight, then kLength for the bias.
+// partial: per block, kLength sums for the weight, then, with a mean, kLength for the bias.
 extern "C" __global__ void __launch_bounds__(256)
 layer_norm_backward(const bf16* dy, const bf16* x, const float* mean, const float* rstd, const bf16* weight,
                     const bf16* addend, long long rows, bf16* dx, float* partial) {
@@ -55,7 +60,7 @@ layer_norm_backward(const bf16* dy, const bf16* x, const float* mean, const floa
       get(x + row * kLength + (v * 32 + lane) * 8, a + v * 8);
       get(dy + row * kLength + (v * 32 + lane) * 8, g + v * 8);
     }
-    const float m = mean[row], r = rstd[row];
+    const float m = mean ? mean[row] : 0, r = rstd[row];
     for (int i = 0; i < kPerLane; i++) {
       a[i] = (a[i] - m) * r;
       dw[i] += g[i] * a[i];
@@ -65,7 +70,7 @@ layer_norm_backward(const bf16* dy, const bf16* x, const float* mean, const floa
       c2 += g[i];
     }
     c1 = warp_sum(c1) / kLength;
-    c2 = warp_sum(c2) / kLength;
+    c2 = mean ? warp_sum(c2) / kLength : 0;
     for (int i = 0; i < kPerLane; i++) g[i] = r * (g[i] - c2 - a[i] * c1);
     if (addend)
       for (int v = 0; v < VECTORS; v++) {
@@ -76,7 +81,7 @@ layer_norm_backward(const bf16* dy, const bf16* x, const float* mean, const floa
     for (int v = 0; v < VECTORS; v++) put(dx + row * kLength + (v * 32 + lane) * 8, g + v * 8);
   }
   __shared__ float sums[8][kLength];
-  for (int part = 0; part < 2; part++) {
+  for (int part = 0; part < (mean ? 2 : 1); part++) {
     const float* mine = part ? db : dw;
     __syncthreads();
     for (int v = 0; v < VECTORS; v++)

@@ -85,7 +85,7 @@ std::string nvrtc_version() {
   return "NVRTC " + std::to_string(major) + "." + std::to_string(minor);
 }
 
-std::string compile_to_cubin(const std::string& source, const std::string& architecture) {
+std::string compile_to_cubin(const std::string& source, const std::string& architecture, Rounding rounding) {
   const auto* api = nvrtc();
   TESSERA_CHECK(api, UsageError, "no libnvrtc.so.13 or .12 was found, which compiles kernels for a GPU; install the ",
                 "package nvidia-cuda-nvrtc, or add its folder to LD_LIBRARY_PATH");
@@ -97,7 +97,8 @@ std::string compile_to_cubin(const std::string& source, const std::string& archi
   };
   check(api->create(&program, source.c_str(), "tessera.cu", 0, nullptr, nullptr), "create a program");
   const auto target = "--gpu-architecture=" + architecture;
-  const std::array options = {target.c_str(), "--std=c++17"};
+  const std::array options = {target.c_str(), "--std=c++17", "--device-as-default-execution-space", "--device-int128",
+                              rounding == Rounding::Fused ? "--fmad=true" : "--fmad=false"};
   const auto status = api->compile(program, static_cast<int>(options.size()), options.data());
   size_t size = 0;
   if (status != 0 && api->log_size(program, &size) == 0) {

@@ -9,7 +9,12 @@ namespace tessera::cuda {
 bool nvrtc_available();
 std::string nvrtc_version();
 
+// May the compiler fuse a product and a sum, which rounds once? Separate: the bits of code for a CPU without that.
+enum class Rounding { Fused, Separate };
+
 // Compiles CUDA C++ for an architecture, "sm_90a" for example, to a cubin. UsageError with the compiler's output.
-std::string compile_to_cubin(const std::string& source, const std::string& architecture);
+// Functions without __global__ are for the device.
+std::string compile_to_cubin(const std::string& source, const std::string& architecture,
+                             Rounding rounding = Rounding::Fused);
 
 }  // namespace tessera::cuda

@@ -66,9 +66,8 @@ std::tuple<at::Tensor, at::Tensor> swiglu_backward_cuda(const at::Tensor& given,
 
 // The same in LibTorch's ops: the reference of the kernels.
 at::Tensor rotary_reference(const at::Tensor& x, const at::Tensor& table, bool inverse) {
-  const int64_t half = table.size(-1) / 2;
-  const auto cos = table.narrow(-1, 0, half).unsqueeze(1), sin = table.narrow(-1, half, half).unsqueeze(1);
-  const auto pairs = x.to(at::kFloat).unflatten(-1, {half, 2});
+  const auto cos = table.select(-1, 0).unsqueeze(1), sin = table.select(-1, 1).unsqueeze(1);
+  const auto pairs = x.to(at::kFloat).unflatten(-1, {-1, 2});
   const auto even = pairs.select(-1, 0), odd = pairs.select(-1, 1), signed_sin = inverse ? -sin : sin;
   return at::stack({even * cos - odd * signed_sin, even * signed_sin + odd * cos}, -1).flatten(-2).to(x.scalar_type());
 }
@@ -139,8 +138,8 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
 
 bool has_rotary(const at::Tensor& x, const at::Tensor& table) {
   return x.dim() == 4 && is_dense_bf16(x) && x.size(3) % kPerThread == 0 && table.is_cuda() &&
-         table.scalar_type() == at::kFloat && table.is_contiguous() && table.dim() == 2 && table.size(0) == x.size(1) &&
-         table.size(1) == x.size(3) && can_launch(x.device());
+         table.scalar_type() == at::kFloat && table.is_contiguous() && table.dim() == 3 && table.size(0) == x.size(1) &&
+         2 * table.size(1) == x.size(3) && can_launch(x.device());
 }
 
 bool has_swiglu(const at::Tensor& gate, const at::Tensor& up) {

@@ -12,7 +12,7 @@ bool has_rotary(const at::Tensor& x, const at::Tensor& table);
 bool has_swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 // Rotates neighbours, a pair (x0, x1) by the angle of its position: (x0 cos - x1 sin, x0 sin + x1 cos).
-// x (B, T, H, D); table (T, D) of float: D / 2 cosines, then D / 2 sines of each position. Differentiable in x.
+// x (B, T, H, D); table (T, D / 2, 2) of float: cosine and sine of each pair of features. Differentiable in x.
 at::Tensor rotary(const at::Tensor& x, const at::Tensor& table);
 
 // silu(gate) * up. Differentiable in both.

@@ -4,15 +4,15 @@ namespace tessera::cuda {
 
 // After kBf16Source. A thread computes 8 elements.
 inline constexpr const char* kTransformerSource = R"CUDA(
-// table: per position, D / 2 cosines, then D / 2 sines. sign: 1, or -1 for the gradient.
+// table: per position, D / 2 times cosine and sine. sign: 1, or -1 for the gradient.
 extern "C" __global__ void __launch_bounds__(256)
 rotary(const bf16* x, const float* table, long long vectors, long long row, int length, int width, float sign, bf16* y) {
   const long long v = blockIdx.x * 256ll + threadIdx.x;
   if (v >= vectors) return;
   const int position = (int)(v * 8 / row % length), d = (int)(v * 8 % width);
-  const float4 c4 = *(const float4*)(table + (long long)position * width + d / 2);
-  const float4 s4 = *(const float4*)(table + (long long)position * width + width / 2 + d / 2);
-  const float c[4] = {c4.x, c4.y, c4.z, c4.w}, s[4] = {s4.x, s4.y, s4.z, s4.w};
+  const float4* angles = (const float4*)(table + (long long)position * width + d);
+  const float4 t0 = angles[0], t1 = angles[1];
+  const float c[4] = {t0.x, t0.z, t1.x, t1.z}, s[4] = {t0.y, t0.w, t1.y, t1.w};
   float a[8], b[8];
   get(x + v * 8, a);
   for (int i = 0; i < 4; i++) {

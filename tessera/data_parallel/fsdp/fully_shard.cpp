@@ -150,7 +150,8 @@ void shard_modules(const std::vector<Module*>& modules, const FullyShardOptions&
                                                   shard_group, replicate_group,
                                                   ParamGroupOptions{.param_dtype = policy.param_dtype,
                                                                     .reduce_dtype = policy.reduce_dtype,
-                                                                    .offload = options.offload_policy.offload});
+                                                                    .offload = options.offload_policy.offload,
+                                                                    .pin_memory = options.offload_policy.pin_memory});
   attach(modules, std::move(scheduled));
 }
 

@@ -5,6 +5,7 @@
 #include "tessera/dtensor/detail/distributions.h"
 #include "tessera/dtensor/detail/local_indices.h"
 #include "tessera/dtensor/detail/philox.h"
+#include "tessera/dtensor/detail/random_fill_cuda.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -24,27 +25,30 @@ using at::Tensor;
 // The minimum number of elements per thread.
 constexpr int64_t kGrainSize = 1 << 15;
 
-// Calls write(tensor, indices) on contiguous host memory, then copies to `self` if that is elsewhere. So values do not
-// depend on device or layout.
+// Calls write(tensor, indices) on contiguous memory of `device`, then copies to `self` if that is elsewhere. So values
+// do not depend on device or layout.
 template <class Write>
-Tensor& through_host(Tensor& self, const char* op, const Draw& draw, Write write) {
+Tensor& write_on(c10::Device device, Tensor& self, const char* op, const Draw& draw, Write write) {
   const LocalIndices indices(draw.sizes, draw.ranges);
   TESSERA_CHECK(indices.numel() == self.numel(), InternalError, op, ": the tensor has sizes ", self.sizes(),
                 ", but the ranges in global sizes ", draw.sizes, " have ", indices.numel(), " elements");
   if (self.is_meta() || self.numel() == 0) return self;
-  if (self.is_cpu() && self.is_contiguous()) {
+  if (self.device() == device && self.is_contiguous()) {
     write(self, indices);
     return self;
   }
-  auto host = at::empty(self.sizes(), self.options().device(at::kCPU).memory_format(at::MemoryFormat::Contiguous));
-  write(host, indices);
-  return self.copy_(host);
+  auto written = at::empty(self.sizes(), self.options().device(device).memory_format(at::MemoryFormat::Contiguous));
+  write(written, indices);
+  return self.copy_(written);
 }
+c10::Device device_of_fill(const Tensor& self) { return can_fill_on(self.device()) ? self.device() : at::kCPU; }
 
+// `tensor`: contiguous, on the CPU or where can_fill_on().
 template <class Distribution>
-void fill(typename Distribution::Value* out, const LocalIndices& indices, const Draw& draw,
-          const Distribution& distribution) {
+void fill(const Tensor& tensor, const LocalIndices& indices, const Draw& draw, const Distribution& distribution) {
   const philox::Stream stream{static_cast<uint64_t>(draw.seed), static_cast<uint64_t>(draw.offset)};
+  if (!tensor.is_cpu()) return fill_on_cuda(tensor, indices, stream, distribution);
+  auto* out = static_cast<typename Distribution::Value*>(tensor.mutable_data_ptr());
   parallel_for(0, indices.numel(), kGrainSize, [&](int64_t begin, int64_t end) {
     indices.for_each_range(begin, end, [&](int64_t position, int64_t index, int64_t count) {
       philox::fill(stream, distribution, index, count, out + position);
@@ -55,10 +59,9 @@ void fill(typename Distribution::Value* out, const LocalIndices& indices, const 
 // Fills a floating-point tensor from D<scalar_t>(args...).
 template <template <class> class D, class... Args>
 Tensor& fill_floating(Tensor& self, const char* op, const Draw& draw, Args... args) {
-  return through_host(self, op, draw, [&](Tensor& host, const LocalIndices& indices) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "philox", [&] {
-      fill(host.mutable_data_ptr<scalar_t>(), indices, draw, D<scalar_t>(args...));
-    });
+  return write_on(device_of_fill(self), self, op, draw, [&](Tensor& out, const LocalIndices& indices) {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, out.scalar_type(), "philox",
+                                    [&] { fill(out, indices, draw, D<scalar_t>(args...)); });
   });
 }
 
@@ -105,10 +108,9 @@ Tensor& cauchy_kernel(Tensor& self, double median, double sigma, int64_t seed, i
 Tensor& geometric_kernel(Tensor& self, double p, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef ranges) {
   TESSERA_CHECK(p > 0 && p < 1, UsageError, "geometric_ with p ", p, ": give one between 0 and 1");
   const Draw draw{seed, offset, sizes, ranges};
-  return through_host(self, "geometric_", draw, [&](Tensor& host, const LocalIndices& indices) {
-    AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "geometric_", [&] {
-      fill(host.mutable_data_ptr<scalar_t>(), indices, draw, philox::Geometric<scalar_t>(p));
-    });
+  return write_on(device_of_fill(self), self, "geometric_", draw, [&](Tensor& out, const LocalIndices& indices) {
+    AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, out.scalar_type(), "geometric_",
+                               [&] { fill(out, indices, draw, philox::Geometric<scalar_t>(p)); });
   });
 }
 
@@ -120,10 +122,9 @@ Tensor& bernoulli_kernel(Tensor& self, double p, int64_t seed, int64_t offset, I
   check_probability(p, "bernoulli_");
   if (p == 0) return self.zero_();
   const Draw draw{seed, offset, sizes, ranges};
-  return through_host(self, "bernoulli_", draw, [&](Tensor& host, const LocalIndices& indices) {
-    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "bernoulli_", [&] {
-      fill(host.mutable_data_ptr<scalar_t>(), indices, draw, philox::Bernoulli<scalar_t>(p));
-    });
+  return write_on(device_of_fill(self), self, "bernoulli_", draw, [&](Tensor& out, const LocalIndices& indices) {
+    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, out.scalar_type(), "bernoulli_",
+                               [&] { fill(out, indices, draw, philox::Bernoulli<scalar_t>(p)); });
   });
 }
 
@@ -133,12 +134,12 @@ Tensor& bernoulli_tensor_kernel(Tensor& self, const Tensor& p, int64_t seed, int
                 p.sizes());
   const Draw draw{seed, offset, sizes, ranges};
   const auto chances = p.to(at::kCPU, at::kDouble).contiguous();
-  return through_host(self, "bernoulli_", draw, [&](Tensor& host, const LocalIndices& indices) {
+  return write_on(at::kCPU, self, "bernoulli_", draw, [&](Tensor& host, const LocalIndices& indices) {
     auto words = at::empty(host.sizes(), at::kInt);
-    auto* word = reinterpret_cast<uint32_t*>(words.mutable_data_ptr<int32_t>());
+    const auto* word = reinterpret_cast<const uint32_t*>(words.const_data_ptr<int32_t>());
     const auto* chance = chances.const_data_ptr<double>();
     for (int64_t i = 0; i < chances.numel(); i++) check_probability(chance[i], "bernoulli_");
-    fill(word, indices, draw, philox::Word());
+    fill(words, indices, draw, philox::Word());
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "bernoulli_", [&] {
       auto* out = host.mutable_data_ptr<scalar_t>();
       for (int64_t i = 0; i < host.numel(); i++)
@@ -151,9 +152,8 @@ Tensor& integers_kernel(Tensor& self, int64_t from, int64_t range, int64_t seed,
                         IntArrayRef ranges) {
   const Draw draw{seed, offset, sizes, ranges};
   const auto unsigned_range = static_cast<uint64_t>(range);
-  return through_host(self, "random_", draw, [&](Tensor& host, const LocalIndices& indices) {
-    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "random_", [&] {
-      auto* out = host.mutable_data_ptr<scalar_t>();
+  return write_on(device_of_fill(self), self, "random_", draw, [&](Tensor& out, const LocalIndices& indices) {
+    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, out.scalar_type(), "random_", [&] {
       if (unsigned_range != 0 && unsigned_range <= uint64_t{1} << 32)
         fill(out, indices, draw, philox::Integer32<scalar_t>{from, unsigned_range});
       else

@@ -1,6 +1,7 @@
 #include "tessera/models/detail/layers.h"
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/numerics/detail/shard_batch.h"
 #include "tessera/tensor_parallel/context_parallel.h"
 
@@ -21,9 +22,15 @@ nn::Linear linear(int64_t in, int64_t out, bool bias) {
 }
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout) {
-  const auto y = at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, dropout,
-                                                  /*is_causal=*/true);
+  const auto y =
+      at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, dropout,
+                                       /*is_causal=*/true, /*scale=*/{}, /*enable_gqa=*/k.size(2) != q.size(2));
   return y.transpose(1, 2).flatten(2);
+}
+
+bool shares_key_heads(const at::Tensor& q) {
+  const auto dtype = q.scalar_type();
+  return q.is_cuda() && !is_dtensor(q) && (dtype == at::kBFloat16 || dtype == at::kHalf);
 }
 
 void check_tokens(const char* model, const at::Tensor& tokens, int64_t max_seq_len) {

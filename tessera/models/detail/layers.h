@@ -16,8 +16,10 @@ TESSERA_MODULE(TiedHead);
 
 nn::Linear linear(int64_t in, int64_t out, bool bias);
 
-// Causal attention of q, k, v (B, T, H, D). Returns (B, T, H * D).
+// Causal attention of q, k, v (B, T, H, D). Returns (B, T, H * D). k and v have as many heads as q or, if
+// shares_key_heads(q), a divisor of that: kernels of LibTorch for CUDA read a head once for all queries that share it.
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout);
+bool shares_key_heads(const at::Tensor& q);
 
 // Checks that tokens are (B, T) with T <= max_seq_len. Throws UsageError with the model's name otherwise.
 void check_tokens(const char* model, const at::Tensor& tokens, int64_t max_seq_len);

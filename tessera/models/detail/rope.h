@@ -6,10 +6,11 @@
 // order.
 namespace tessera::models {
 
-// A float tensor (T, D) for T positions: D/2 cosines, then D/2 sines.
+// A complex tensor (T, D/2) for T positions: cos(angle) + i sin(angle). Mixed precision casts floating-point inputs of
+// a module to bfloat16, which has too few digits for angles, and leaves complex ones alone.
 at::Tensor rope_table(const at::Tensor& positions, int64_t head_dim, double theta);
 
-// Rotates x (B, T, H, D). Computes in the dtype of the table and returns the dtype of x. The heads may be all heads,
+// Rotates x (B, T, H, D). Computes in float32 and returns the dtype of x. The heads may be all heads,
 // local heads, or distributed. With a distributed x, a plain table is treated as replicated.
 at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table);
 

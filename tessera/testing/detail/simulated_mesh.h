@@ -29,7 +29,9 @@ GatherResult gather(const std::vector<at::Tensor>& locals, PlacementsRef placeme
 std::vector<int64_t> coordinate_of(int64_t rank, c10::IntArrayRef mesh_shape);
 
 // "" if the tensors agree within 1e-6 (float: 1e-4, half: 4e-3, bfloat16: 2e-2). Otherwise the first element that
-// differs, with both values.
-std::string difference(const at::Tensor& want, const at::Tensor& got);
+// differs, with both values. `computed_in`: the dtype of an operand that has fewer digits; undefined: that of `want`.
+// Terms of a partial half or bfloat16 tensor are rounded, so the tolerance grows with the largest element of `want`.
+std::string difference(const at::Tensor& want, const at::Tensor& got,
+                       at::ScalarType computed_in = at::ScalarType::Undefined);
 
 }  // namespace tessera::testing

@@ -33,6 +33,7 @@ void trains_like_the_plain_module(Rank& me, const FSDPOptions& options) {
     square_loss(model, data[static_cast<size_t>(me.rank)]).backward();
     const auto flat = fsdp->flat_params()[0];
     EXPECT_EQ(flat.is_cpu(), options.offload_params);
+    EXPECT_EQ(flat.is_pinned(), options.offload_params);
     EXPECT_EQ(flat.grad().is_cpu(), options.offload_params);
     const auto wanted = optim::clip_grad_norm_(plain->parameters(), 0.05);
     EXPECT_EQ(close(fsdp->clip_grad_norm_(0.05).cpu(), wanted.cpu()), "");
@@ -55,6 +56,27 @@ void trains_like_the_plain_module(Rank& me, const FSDPOptions& options) {
   for (const auto& [name, value] : state_dict(*plain)) EXPECT_EQ(close(dict.at(name), value.cpu()), "") << name;
 }
 
+// fully_shard() with CPU offload: shards are pinned if asked for, and training has the losses of the plain module.
+void offloads(Rank& me, bool pinned) {
+  const torch::Device device(at::kCUDA, 0);
+  const MLP start(models::mlp_module());
+  auto data = batches(2);
+  for (auto& batch : data) batch = batch.to(device);
+  auto plain = clone(start, device), model = clone(start);
+  fully_shard(model, {.mesh = init_device_mesh(me.world, "cuda", {2}, {"dp"}),
+                      .mp_policy = {.param_dtype = at::kBFloat16},
+                      .offload_policy = CPUOffloadPolicy(pinned)});
+  plain->to(at::kBFloat16);
+  for (const auto& p : model->parameters()) EXPECT_EQ(DTensor(p).to_local().is_pinned(), pinned);
+  for (int step = 0; step < 3; step++) {
+    const at::NoGradGuard no_grad;
+    const auto x = data[static_cast<size_t>(me.rank)];
+    EXPECT_EQ(close(model(x), plain(x.to(at::kBFloat16)), {1e-2, 1e-2}), "") << "step " << step;
+    for (const auto& p : plain->parameters()) p.add_(0.125);
+    for (const auto& p : model->parameters()) p.add_(0.125);
+  }
+}
+
 TEST(FsdpCuda, TrainsLikeThePlainModule) {
   if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine, or a build without CUDA";
   testing::spawn_ranks(2,
@@ -63,6 +85,7 @@ TEST(FsdpCuda, TrainsLikeThePlainModule) {
                          model->to(torch::Device(at::kCUDA, 0));
                          fully_shard(model);  // without a mesh: on the device of the parameters
                          EXPECT_TRUE(model->layers[0]->weight.is_cuda());
+                         for (const bool pinned : {false, true}) offloads(me, pinned);
                          for (const auto strategy :
                               {ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard})
                            for (const bool offload : {false, true})

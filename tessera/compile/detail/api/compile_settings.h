@@ -28,6 +28,7 @@ struct Settings {
   bool split_backward;
   bool captures_none;                   // the user says that the function captures nothing that changes
   bool has_captures = false;            // the function captures variables
+  bool widens_bfloat16 = true;          // with Numerics::Fast; false: checks cannot measure the error of roundings
   std::string load = {};                // file of a saved step; "": none
   std::string recompiled_because = {};  // for the compile trace; set for one compilation
   CompileAttempt attempt = {};          // the function, and its compilations so far

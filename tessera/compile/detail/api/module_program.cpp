@@ -108,7 +108,9 @@ Tensors ModuleProgram::differentiated(const CallArguments& arguments) const {
 }
 
 void ModuleProgram::build(Tracer::Result traced, const TraceRun& /*run*/, const CallArguments& arguments,
-                          const Settings& settings) {
+                          const Settings& given) {
+  auto settings = given;
+  settings.widens_bfloat16 = false;
   refuse_kept_tensors(traced.program);
   auto split = split_forward_backward(traced.program, recorded_.forward_nodes, returned_.size());
   returned_.find_bases(arguments, traced);

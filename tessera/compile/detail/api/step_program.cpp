@@ -3,12 +3,15 @@
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/api/build_executable.h"
 #include "tessera/compile/detail/api/partition_step.h"
+#include "tessera/compile/detail/passes/passes.h"
+#include "tessera/compile/detail/replay/interpret.h"
 #include "tessera/compile/detail/trace/local_tensors.h"
 #include "tessera/numerics/detail/innermost_scope.h"
 
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <map>
 
 namespace tessera::compiler {
 namespace {
@@ -130,7 +133,17 @@ void StepProgram::build(Tracer::Result traced, const TraceRun& run, const CallAr
     return shared_storages(program, std::move(traced.storages));
   };
   returned_.find_bases(arguments, traced);
+  const auto& values = traced.program.values;
+  if (std::any_of(values.begin(), values.end(), [](const Value& v) { return v.type.dtype == c10::kBFloat16; }))
+    in_float32_ = traced.program;
   executable_ = build_executable(std::move(traced.program), arguments.program_name, settings, report_, bind);
+  const bool rounds = std::any_of(report_.begin(), report_.end(), [](const PassReport& pass) {
+    return pass.name == "widen_bfloat16" && pass.matched.times > 0;
+  });
+  if (rounds)
+    compute_in_float32(*in_float32_);
+  else
+    in_float32_.reset();
   find_written_buffers(executable_->program());
   refresh_gradients();
 }
@@ -249,6 +262,33 @@ TracedProgram::CheckedTensors StepProgram::checked_tensors(const CallArguments& 
   return all;
 }
 
+// Results and gradients as the step computes them without roundings to bfloat16, from the present state, which stays.
+Tensors StepProgram::results_in_float32() const {
+  if (!in_float32_) return {};
+  const at::NoGradGuard no_grad;
+  const OpModesOff off;
+  std::map<const void*, at::Tensor> copies;  // by storage: inputs may share memory
+  Tensors inputs;
+  for (size_t i = 0; i < in_float32_->inputs.size(); i++) {  // passes may have added constants after them
+    const auto t = executable_->output({.value = executable_->program().inputs[i].value});
+    if (t.numel() > 0 && t.storage().nbytes() == 0) {  // old gradients that nothing reads have no memory
+      inputs.emplace_back();
+      continue;
+    }
+    const auto [copy, is_new] = copies.try_emplace(t.storage().unsafeGetStorageImpl());
+    if (is_new) copy->second = storage_as_tensor(t).clone();
+    inputs.push_back(copy->second.as_strided(t.sizes(), t.strides(), t.storage_offset()));
+  }
+  const auto all = interpret(*in_float32_, inputs);
+  Tensors results, gradients;
+  for (size_t i = 0; i < all.size(); i++) {
+    const auto kind = in_float32_->outputs[i].kind;
+    if (kind != Output::Kind::Kept) (kind == Output::Kind::Return ? results : gradients).push_back(all[i]);
+  }
+  results.insert(results.end(), gradients.begin(), gradients.end());
+  return results;
+}
+
 // First the program, without its effects on host state; then the step itself, from the state before. So host state
 // advances once, and the call leaves what eager mode leaves.
 Returned StepProgram::run_beside_eager(const CallArguments& arguments, const TracedFunction& function, bool exact) {
@@ -266,9 +306,11 @@ Returned StepProgram::run_beside_eager(const CallArguments& arguments, const Tra
   }
   const auto numbers = returned_numbers();
   before.restore();
+  const auto in_float32 = results_in_float32();
+  if (in_float32_) before.restore();  // random state
   auto eager = function(nullptr);
   constexpr const char* kState = "The state is that of the step in eager mode, complete.";
-  compare_with_eager(compiled, checked_tensors(arguments, eager.tensors, false, exact), exact, kState);
+  compare_with_eager(compiled, checked_tensors(arguments, eager.tensors, false, exact), exact, kState, in_float32);
   const bool same_stream = random::state().seed == stream_after.seed && random::state().offset == stream_after.offset;
   const bool same_numbers = ResultLeaves{numbers, ""}.text() == ResultLeaves{eager.leaves.numbers, ""}.text();
   TESSERA_CHECK(same_stream && same_numbers, UsageError,

@@ -52,6 +52,7 @@ class StepProgram final : public TracedProgram {
   void detach_shared_gradients();
   void run_executable(const CallArguments& arguments);
   Tensors returned_tensors(const CallArguments& arguments) const;
+  Tensors results_in_float32() const;
   CheckedTensors checked_tensors(const CallArguments& arguments, const Tensors& returned, bool of_program,
                                  bool exact) const;
 
@@ -59,6 +60,7 @@ class StepProgram final : public TracedProgram {
   std::vector<SetGradient> external_gradients_;  // gradients in memory from outside, for example in a DDP bucket
   Tensors without_gradient_;                     // parameters whose .grad the step leaves undefined
   std::vector<GradientGuard> gradient_guards_;
+  std::optional<Program> in_float32_;  // if the program rounds to bfloat16: without that, to judge its error
 };
 
 // The programs of one compiled step.

@@ -106,8 +106,9 @@ class TracedProgram {
   // What a run has written into memory of the caller, without gradients.
   CheckedTensors written_memory(const CallArguments& arguments) const;
   // UsageError with the first tensor that differs. `state`: a sentence that says which state an error leaves.
-  void compare_with_eager(const CheckedTensors& compiled, const CheckedTensors& eager, bool exact,
-                          const char* state) const;
+  // in_float32: what the first tensors are without roundings to bfloat16.
+  void compare_with_eager(const CheckedTensors& compiled, const CheckedTensors& eager, bool exact, const char* state,
+                          const Tensors& in_float32 = {}) const;
   std::vector<double> numbers_of(const CallArguments& arguments) const;
   // Numbers of the call, for runs; numbers of the result.
   void set_numbers(const CallArguments& arguments) { *number_values_ = numbers_of(arguments); }

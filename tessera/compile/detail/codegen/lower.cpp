@@ -50,6 +50,7 @@ std::vector<PassReport> lower(Program& program, const Settings& settings) {
                                            "recompute",     "recompute_products", "fast_products",
                                            "cpu_kernels"};
     std::vector<Pass> passes;
+    if (settings.widens_bfloat16) passes.push_back(find_pass("widen_bfloat16"));
     for (const auto* name : kFastPasses) passes.push_back(find_pass(name));
     append(run_passes(program, passes, settings.verified));
   }

@@ -91,30 +91,38 @@ void reorder(Program& program, const std::vector<int32_t>& order, Dependencies::
   program.nodes = std::move(nodes);
 }
 
-std::vector<std::vector<int32_t>> used_buffers(const Program& program) {
-  std::vector<std::vector<int32_t>> used;
-  used.reserve(program.nodes.size());
+namespace {
+
+// Calls f(n, buffer) for the buffers that node n uses, one after the other. A wait uses those of its collective.
+template <class F>
+void each_used_buffer(const Program& program, const F& f) {
   InFlightCollectives inflight;
-  for (const auto& node : program.nodes) {
-    auto& here = used.emplace_back();
-    node.each_read([&](ValueId id) { here.push_back(program.buffer_of(id)); });
-    node.each_result([&](ValueId id) { here.push_back(program.buffer_of(id)); });
-    if (kind_of(node) == OpKind::Collective) inflight.post(program, node);
-    if (kind_of(node) == OpKind::Wait)
-      for (const auto buffer : inflight.wait(program, node)) here.push_back(buffer);
+  for (size_t n = 0; n < program.nodes.size(); n++) {
+    const auto& node = program.nodes[n];
+    node.each_read([&](ValueId id) { f(n, program.buffer_of(id)); });
+    node.each_result([&](ValueId id) { f(n, program.buffer_of(id)); });
+    const auto kind = kind_of(node);
+    if (kind == OpKind::Collective) inflight.post(program, node);
+    if (kind == OpKind::Wait)
+      for (const auto buffer : inflight.wait(program, node)) f(n, buffer);
   }
+}
+
+}  // namespace
+
+std::vector<std::vector<int32_t>> used_buffers(const Program& program) {
+  std::vector<std::vector<int32_t>> used(program.nodes.size());
+  each_used_buffer(program, [&](size_t n, int32_t buffer) { used[n].push_back(buffer); });
   return used;
 }
 
 std::vector<Lifetime> lifetimes(const Program& program) {
   std::vector<Lifetime> found(static_cast<size_t>(program.buffers));
-  const auto used = used_buffers(program);
-  for (size_t n = 0; n < used.size(); n++)
-    for (const auto buffer : used[n]) {
-      auto& lifetime = found[static_cast<size_t>(buffer)];
-      if (lifetime.first < 0) lifetime.first = static_cast<int32_t>(n);
-      lifetime.last = static_cast<int32_t>(n);
-    }
+  each_used_buffer(program, [&](size_t n, int32_t buffer) {
+    auto& lifetime = found[static_cast<size_t>(buffer)];
+    if (lifetime.first < 0) lifetime.first = static_cast<int32_t>(n);
+    lifetime.last = static_cast<int32_t>(n);
+  });
   return found;
 }
 

@@ -12,15 +12,6 @@ namespace {
 
 constexpr const char* kRoles[] = {"parameter", "buffer", "state", "gradient", "argument", "captured", "constant"};
 
-void each_value(const Arg& arg, const std::function<void(ValueId)>& f) {
-  if (const auto* value = std::get_if<ValueId>(&arg)) {
-    if (*value != kNone) f(*value);
-  } else if (const auto* list = std::get_if<ValueList>(&arg)) {
-    for (const auto id : *list)
-      if (id != kNone) f(id);
-  }
-}
-
 }  // namespace
 
 bool same(const Arg& a, const Arg& b) {
@@ -37,17 +28,7 @@ std::string Node::name() const {
   return op.operator_name().overload_name.empty() ? name : name + "." + op.operator_name().overload_name;
 }
 
-void Node::each_read(const std::function<void(ValueId)>& f) const {
-  for (const auto& arg : args) each_value(arg, f);
-}
-void Node::each_write(const std::function<void(ValueId)>& f) const {
-  for (size_t i = 0; i < args.size(); i++) {
-    if (writes_argument(op, i)) each_value(args[i], f);
-  }
-}
-void Node::each_result(const std::function<void(ValueId)>& f) const {
-  for (const auto& result : results) each_value(result, f);
-}
+bool Node::writes(size_t argument) const { return writes_argument(op, argument); }
 void Node::replace_reads(const std::function<ValueId(ValueId)>& with) {
   for (auto& arg : args) {
     if (auto* value = std::get_if<ValueId>(&arg)) {

@@ -65,6 +65,17 @@ struct GroupName {
 using Arg = std::variant<c10::IValue, ValueId, ValueList, RuntimeScalar, GroupName>;
 bool same(const Arg& a, const Arg& b);
 
+// Calls f(value) for the values that are not kNone.
+template <class F>
+void each_value(const Arg& arg, const F& f) {
+  if (const auto* value = std::get_if<ValueId>(&arg)) {
+    if (*value != kNone) f(*value);
+  } else if (const auto* list = std::get_if<ValueList>(&arg)) {
+    for (const auto id : *list)
+      if (id != kNone) f(id);
+  }
+}
+
 struct Node {
   c10::OperatorHandle op;
   std::vector<Arg> args;
@@ -74,10 +85,23 @@ struct Node {
   const c10::FunctionSchema& schema() const { return op.schema(); }
   std::string name() const;  // "aten.add.Tensor"
   // Each calls f(value) for the values that are not kNone.
-  void each_read(const std::function<void(ValueId)>& f) const;   // all arguments, written ones included
-  void each_write(const std::function<void(ValueId)>& f) const;  // arguments that are written
-  void each_result(const std::function<void(ValueId)>& f) const;
+  template <class F>
+  void each_read(const F& f) const {  // all arguments, written ones included
+    for (const auto& arg : args) each_value(arg, f);
+  }
+  template <class F>
+  void each_write(const F& f) const {  // arguments that are written
+    for (size_t i = 0; i < args.size(); i++)
+      if (writes(i)) each_value(args[i], f);
+  }
+  template <class F>
+  void each_result(const F& f) const {
+    for (const auto& result : results) each_value(result, f);
+  }
   void replace_reads(const std::function<ValueId(ValueId)>& with);
+
+ private:
+  bool writes(size_t argument) const;
 };
 // Finds "aten.add.Tensor". Throws UsageError with the overloads that exist.
 c10::OperatorHandle find_op(const std::string& name);

@@ -2,6 +2,7 @@
 
 #include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
+#include "tessera/compile/detail/codegen/bfloat16_product.h"
 #include "tessera/compile/detail/codegen/tiled_product.h"
 
 #include <ATen/core/Reduction.h>
@@ -51,25 +52,30 @@ class Scratch {
   c10::DataPtr memory_;
 };
 
+using MatrixProduct = void(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                           const codegen::TiledProductOptions& options);
+
+template <MatrixProduct* product>
 void run_matmul(const Call& call) {
   call.expect(1, call.ins.size() == 3 ? 3 : 2, 0);
   codegen::TiledProductOptions options;
   if (call.ins.size() == 3) options.bias = call.ins[2];
-  codegen::tiled_product(call.outs[0], call.ins[0], call.ins[1], options);
+  product(call.outs[0], call.ins[0], call.ins[1], options);
 }
+template <MatrixProduct* product>
 void run_matmul_gelu(const Call& call) {
   call.expect(2, 3, 1);
-  codegen::tiled_product(call.outs[0], call.ins[0], call.ins[1],
-                         {.bias = call.ins[2],
-                          .epilogue = call.numbers[0] != 0 ? ProductEpilogue::GeluTanh : ProductEpilogue::Gelu,
-                          .result = call.outs[1]});
+  product(call.outs[0], call.ins[0], call.ins[1],
+          {.bias = call.ins[2],
+           .epilogue = call.numbers[0] != 0 ? ProductEpilogue::GeluTanh : ProductEpilogue::Gelu,
+           .result = call.outs[1]});
 }
+template <MatrixProduct* product>
 void run_matmul_gelu_backward(const Call& call) {
   call.expect(1, 3, 1);
-  codegen::tiled_product(
-      call.outs[0], call.ins[0], call.ins[1],
-      {.epilogue = call.numbers[0] != 0 ? ProductEpilogue::GeluTanhBackward : ProductEpilogue::GeluBackward,
-       .operand = call.ins[2]});
+  product(call.outs[0], call.ins[0], call.ins[1],
+          {.epilogue = call.numbers[0] != 0 ? ProductEpilogue::GeluTanhBackward : ProductEpilogue::GeluBackward,
+           .operand = call.ins[2]});
 }
 
 void run_gelu(const Call& call) {
@@ -306,9 +312,12 @@ constexpr struct {
   const char* name;
   void (*run)(const Call& call);
 } kCpuKernels[] = {
-    {"matmul", run_matmul},
-    {"matmul_gelu", run_matmul_gelu},
-    {"matmul_gelu_backward", run_matmul_gelu_backward},
+    {"matmul", run_matmul<codegen::tiled_product>},
+    {"matmul_gelu", run_matmul_gelu<codegen::tiled_product>},
+    {"matmul_gelu_backward", run_matmul_gelu_backward<codegen::tiled_product>},
+    {"matmul_bf16", run_matmul<codegen::bfloat16_product>},
+    {"matmul_gelu_bf16", run_matmul_gelu<codegen::bfloat16_product>},
+    {"matmul_gelu_backward_bf16", run_matmul_gelu_backward<codegen::bfloat16_product>},
     {"gelu", run_gelu},
     {"gelu_backward", run_gelu_backward},
     {"layer_norm", run_layer_norm},

@@ -37,6 +37,23 @@ struct ProductOperands {
   StridedMatrix<float> result = {};         // of the epilogue, (m, n) by rows
 };
 
+// A matrix of float32 or bfloat16, as StridedMatrix. float32 is rounded to bfloat16 where it is read.
+struct Bfloat16Operand {
+  const void* data;
+  int64_t row, column;
+  bool is_float;
+};
+// out (m, n) = a (m, k) @ b (k, n) + bias (n), then the epilogue: products of bfloat16, sums in float32.
+struct Bfloat16Product {
+  int64_t m, n, k;
+  Bfloat16Operand a, b;
+  StridedMatrix<float> out;  // by rows
+  const float* bias = nullptr;
+  ProductEpilogue epilogue = ProductEpilogue::None;
+  StridedMatrix<const float> operand = {};  // of the epilogue, (m, n) by rows
+  StridedMatrix<float> result = {};         // of the epilogue, (m, n) by rows
+};
+
 // One head of attention: out = softmax(scale * query @ key^T) @ value. Matrices are by rows, with `dim` columns.
 struct AttentionHead {
   int64_t queries, keys, dim;
@@ -66,7 +83,7 @@ struct LayerNormGradients {
 };
 
 struct CpuKernels {
-  const char* name;         // "avx512", "avx2" or "baseline"
+  const char* name;         // "avx512_bf16", "avx512", "avx2" or "baseline"
   int64_t product_columns;  // the first column of a part of a product is a multiple of this
   int64_t queries;          // a part of attention has this many queries: the first is a multiple of this
   // Rows [row, row_end) and columns [column, column_end). An element of the result is a sum of blocks of 256 terms, so
@@ -89,6 +106,10 @@ struct CpuKernels {
   float (*log_sum_exp)(const float* x, int64_t count);
   // out[i] = factor * exp(x[i] - shift). out may be x.
   void (*scaled_exponential)(const float* x, float* out, int64_t count, float shift, float factor);
+  // As multiply. Null if the processor has no instructions for bfloat16. scratch: bfloat16_scratch floats.
+  void (*multiply_bfloat16)(const Bfloat16Product& product, int64_t row, int64_t row_end, int64_t column,
+                            int64_t column_end, float* scratch) = nullptr;
+  int64_t bfloat16_scratch = 0;
 };
 
 // The fastest kernels that this processor can run.
@@ -96,7 +117,7 @@ const CpuKernels& cpu_kernels();
 
 // All that it can run, the fastest first; the others are null. For tests.
 struct AllCpuKernels {
-  const CpuKernels* kernels[3];
+  const CpuKernels* kernels[4];
 };
 AllCpuKernels all_cpu_kernels();
 

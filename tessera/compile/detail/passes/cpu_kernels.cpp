@@ -104,14 +104,18 @@ class CpuKernelsPass : KernelRewrite {
     for (auto at = n; at-- > 0;) {
       const auto& node = program_.nodes[at];
       if (removed_[at] || is_view(program_, node) || kind_of(node) == OpKind::Empty) continue;
-      if (kernels_[at] || node.name() != "tessera.cpu_kernel" || constant(node, 3)->toStringRef() != "matmul")
-        return {};
+      if (kernels_[at] || node.name() != "tessera.cpu_kernel") return {};
+      const auto& kernel = constant(node, 3)->toStringRef();
+      if (kernel != "matmul" && kernel != "matmul_bf16") return {};
       return is_same_memory(product_of(at), value) ? std::optional(at) : std::nullopt;
     }
     return {};
   }
   ValueId product_of(size_t n) const { return std::get<ValueList>(program_.nodes[n].args[0]).at(0); }
   const ValueList& operands_of(size_t n) const { return std::get<ValueList>(program_.nodes[n].args[1]); }
+  bool rounds_to_bfloat16(size_t product) const {
+    return constant(program_.nodes[product], 3)->toStringRef() == "matmul_bf16";
+  }
   bool is_defined_before(size_t n, ValueId id) const {
     return def_use_.def_node[static_cast<size_t>(id)] < static_cast<int32_t>(n);
   }
@@ -123,7 +127,11 @@ class CpuKernelsPass : KernelRewrite {
     if (!tanh || !are_contiguous_floats({x, out}) || !same_sizes(x, out)) return 0;
     const auto product = product_before(n, x);
     if (product && operands_of(*product).size() == 3) {
-      kernels_[*product] = {{product_of(*product), out}, {out}, operands_of(*product), {*tanh}, "matmul_gelu"};
+      kernels_[*product] = {{product_of(*product), out},
+                            {out},
+                            operands_of(*product),
+                            {*tanh},
+                            rounds_to_bfloat16(*product) ? "matmul_gelu_bf16" : "matmul_gelu"};
       removed_[n] = 1;
     } else {
       kernels_[n] = {{out}, {out}, {x}, {*tanh}, "gelu"};
@@ -144,7 +152,11 @@ class CpuKernelsPass : KernelRewrite {
     const auto product = in_place && is_same_memory(gradient, out) ? product_before(n, out) : std::nullopt;
     if (product && operands_of(*product).size() == 2 && is_defined_before(*product, x)) {
       const auto& operands = operands_of(*product);
-      kernels_[*product] = {{product_of(*product)}, {}, {operands[0], operands[1], x}, {*tanh}, "matmul_gelu_backward"};
+      kernels_[*product] = {{product_of(*product)},
+                            {},
+                            {operands[0], operands[1], x},
+                            {*tanh},
+                            rounds_to_bfloat16(*product) ? "matmul_gelu_backward_bf16" : "matmul_gelu_backward"};
       removed_[n] = 1;
     } else {
       kernels_[n] = {{out}, in_place ? ValueList() : ValueList{out}, {gradient, x}, {*tanh}, "gelu_backward"};
@@ -179,10 +191,11 @@ class CpuKernelsPass : KernelRewrite {
     const auto dx = value_of(node.results[0]), dweight = value_of(node.results[1]), dbias = value_of(node.results[2]);
     if (!are_contiguous_floats({gradient, x, mean, rstd, weight, dx, dweight, dbias})) return 0;
     if (!is_over_last_dim(node.args[2], x)) return 0;
-    set_layer_norm_backward(n, sum_after(n, dx, [&](ValueId into, size_t sum) {
-                              return is_contiguous_float(into) && same_sizes(into, dx) &&
-                                     untouched(n, sum, into, false) && !reads_buffer(program_.nodes[n], into);
-                            }));
+    const auto sum = sum_after(n, dx, [&](ValueId into, size_t at) {
+      return is_contiguous_float(into) && same_sizes(into, dx) && untouched(n, at, into, false) &&
+             !reads_buffer(program_.nodes[n], into);
+    });
+    set_norm_backward(n, /*weight=*/5, sum, "layer_norm_backward", "layer_norm_backward_add");
     return 1;
   }
 

@@ -9,6 +9,8 @@
 //
 //   add, native_layer_norm               ->  add_layer_norm
 //   native_layer_norm_backward, add_     ->  layer_norm_backward_add
+//   add, _fused_rms_norm                 ->  add_rms_norm
+//   _fused_rms_norm_backward, add_       ->  rms_norm_backward_add
 //   sum over all dims but the last       ->  sum_rows
 //
 // Law: they compute the same in float. Sums are in another order, so bits differ from eager mode.
@@ -24,8 +26,10 @@ class CudaKernels : KernelRewrite {
     for (size_t n = 0; n < program_.nodes.size(); n++) {
       if (removed_[n]) continue;
       const auto name = program_.nodes[n].name();
-      if (name == "aten.native_layer_norm") matched.times += layer_norm(n);
-      if (name == "aten.native_layer_norm_backward") matched.times += layer_norm_backward(n);
+      if (name == "aten.native_layer_norm") matched.times += norm(n, false);
+      if (name == "aten._fused_rms_norm") matched.times += norm(n, true);
+      if (name == "aten.native_layer_norm_backward") matched.times += norm_backward(n, false);
+      if (name == "aten._fused_rms_norm_backward") matched.times += norm_backward(n, true);
       if (name == "aten.sum.dim_IntList") matched.times += sum_rows(n);
     }
     if (matched.times > 0) rewrite();
@@ -38,6 +42,14 @@ class CudaKernels : KernelRewrite {
   }
   bool is_statistic(ValueId id) const {
     return id != kNone && program_[id].type.dtype == c10::kFloat && program_[id].type.is_contiguous();
+  }
+  static ValueList values_of(const std::vector<Arg>& args, size_t begin, size_t end) {
+    ValueList values;
+    for (size_t i = begin; i < end; i++) values.push_back(value_of(args[i]));
+    return values;
+  }
+  bool all_of(const ValueList& values, bool (CudaKernels::*is)(ValueId) const) const {
+    return std::all_of(values.begin(), values.end(), [&](ValueId id) { return (this->*is)(id); });
   }
   bool same_bf16(ValueId a, ValueId b) const {
     return is_bf16(a) && is_bf16(b) && program_[a].type.sizes == program_[b].type.sizes;
@@ -77,38 +89,46 @@ class CudaKernels : KernelRewrite {
     return movable ? std::optional(from) : std::nullopt;
   }
 
-  int64_t layer_norm(size_t n) {
+  // native_layer_norm(x, shape, weight, bias, eps) -> y, mean, rstd;  _fused_rms_norm(x, shape, weight, eps) -> y, rstd
+  int64_t norm(size_t n, bool is_rms) {
     const auto& node = program_.nodes[n];
-    const auto x = value_of(node.args[0]), weight = value_of(node.args[2]), bias = value_of(node.args[3]);
-    const auto y = value_of(node.results[0]), mean = value_of(node.results[1]), rstd = value_of(node.results[2]);
-    if (!same_bf16(x, y) || !is_bf16(weight) || !is_bf16(bias) || !is_statistic(mean) || !is_statistic(rstd)) return 0;
-    if (!is_over_last_dim(node.args[1], x)) return 0;
-    const auto eps = std::get<c10::IValue>(node.args[4]).toDouble();
-    if (const auto add = sum_before(n, x)) {
+    const auto x = value_of(node.args[0]), y = value_of(node.results[0]);
+    const ValueList parameters = values_of(node.args, 2, is_rms ? 3 : 4);
+    const ValueList statistics = values_of(node.results, 1, node.results.size());
+    const auto* eps = constant_or_null(node.args.back());
+    if (!same_bf16(x, y) || !all_of(parameters, &CudaKernels::is_bf16) ||
+        !all_of(statistics, &CudaKernels::is_statistic) || !is_over_last_dim(node.args[1], x) || !eps ||
+        !eps->isDouble())
+      return 0;
+    ValueList outs = {y}, ins = {x};
+    const auto add = sum_before(n, x);
+    if (add) {
       const auto& terms = program_.nodes[*add].args;
-      kernels_[n] = {{x, y, mean, rstd},
-                     {x, y, mean, rstd},
-                     {value_of(terms[0]), value_of(terms[1]), weight, bias},
-                     {eps},
-                     "add_layer_norm"};
+      outs = {x, y}, ins = {value_of(terms[0]), value_of(terms[1])};
       removed_[*add] = 1;
-    } else {
-      kernels_[n] = {{y, mean, rstd}, {y, mean, rstd}, {x, weight, bias}, {eps}, "layer_norm"};
     }
+    const char* name = is_rms ? (add ? "add_rms_norm" : "rms_norm") : (add ? "add_layer_norm" : "layer_norm");
+    outs.insert(outs.end(), statistics.begin(), statistics.end());
+    ins.insert(ins.end(), parameters.begin(), parameters.end());
+    kernels_[n] = {outs, outs, ins, {eps->toDouble()}, name};
     return 1;
   }
 
-  int64_t layer_norm_backward(size_t n) {
+  // native_layer_norm_backward(grad, x, shape, mean, rstd, weight, bias, mask) -> dx, dweight, dbias
+  // _fused_rms_norm_backward(grad, x, shape, rstd, weight, mask) -> dx, dweight
+  int64_t norm_backward(size_t n, bool is_rms) {
     const auto& node = program_.nodes[n];
-    const auto grad = value_of(node.args[0]), x = value_of(node.args[1]), mean = value_of(node.args[3]),
-               rstd = value_of(node.args[4]), weight = value_of(node.args[5]);
-    const auto dx = value_of(node.results[0]), dweight = value_of(node.results[1]), dbias = value_of(node.results[2]);
-    if (!same_bf16(x, grad) || !same_bf16(x, dx) || !is_bf16(weight) || !is_statistic(mean) || !is_statistic(rstd))
+    const size_t weight = is_rms ? 4 : 5;
+    const auto grad = value_of(node.args[0]), x = value_of(node.args[1]), dx = value_of(node.results[0]);
+    if (!same_bf16(x, grad) || !same_bf16(x, dx) || !is_bf16(value_of(node.args[weight])) ||
+        !all_of(values_of(node.args, 3, weight), &CudaKernels::is_statistic) ||
+        !all_of(values_of(node.results, 1, node.results.size()), &CudaKernels::is_bf16) ||
+        !is_over_last_dim(node.args[2], x))
       return 0;
-    if (!is_bf16(dweight) || !is_bf16(dbias) || !is_over_last_dim(node.args[2], x)) return 0;
-    set_layer_norm_backward(n, sum_after(n, dx, [&](ValueId into, size_t sum) {
-                              return same_bf16(into, dx) && untouched(n, sum, into, false);
-                            }));
+    const auto sum =
+        sum_after(n, dx, [&](ValueId into, size_t at) { return same_bf16(into, dx) && untouched(n, at, into, false); });
+    const char* alone = is_rms ? "rms_norm_backward" : "layer_norm_backward";
+    set_norm_backward(n, weight, sum, alone, is_rms ? "rms_norm_backward_add" : "layer_norm_backward_add");
     return 1;
   }
 

@@ -23,10 +23,18 @@ struct BiasedProduct {
   ValueId bias;
 };
 
+// The result of a product without a bias: aten.mm, or tessera.cpu_kernel "matmul..."; kNone for other nodes.
+ValueId product_result(const Node& node) {
+  const auto& name = node.op.operator_name().name;
+  if (name == "aten::mm" && node.results.size() == 1) return std::get<ValueId>(node.results[0]);
+  const bool is_kernel = name == "tessera::cpu_kernel" && std::get<ValueList>(node.args[1]).size() == 2 &&
+                         constant_or_null(node.args[3])->toStringRef().starts_with("matmul");
+  return is_kernel ? std::get<ValueList>(node.args[0])[0] : kNone;
+}
+
 std::optional<BiasedProduct> biased_product(const Program& program, size_t product, c10::DeviceType device) {
-  const auto& mm = program.nodes[product];
-  if (mm.name() != "aten.mm") return {};
-  const auto result = std::get<ValueId>(mm.results[0]);
+  const auto result = product_result(program.nodes[product]);
+  if (result == kNone) return {};
   const auto& type = program[result].type;
   const bool is_wide = type.dtype == c10::kFloat || type.dtype == c10::kDouble;
   if (type.device.type() != device || !type.is_contiguous() || (device == c10::kCPU && !is_wide)) return {};
@@ -63,7 +71,7 @@ Matched fuse_bias_on(Program& program, c10::DeviceType device) {
       continue;
     }
     auto product = std::move(program.nodes[n]);
-    const auto result = std::get<ValueId>(product.results[0]);
+    const auto result = product_result(product);
     std::vector<Node> of_product;  // views of the product follow it
     for (size_t v = n + 1; v < found->sum; v++) {
       auto& view = program.nodes[v];
@@ -72,8 +80,12 @@ Matched fuse_bias_on(Program& program, c10::DeviceType device) {
       view.each_read([&](ValueId id) { reads_product |= program.buffer_of(id) == program.buffer_of(result); });
       (reads_product ? of_product : kept).push_back(std::move(view));
     }
-    product.op = find_op("aten.addmm");
-    product.args = {replaced(found->bias), product.args[0], product.args[1], c10::IValue(1), c10::IValue(1)};
+    if (product.name() == "aten.mm") {
+      product.op = find_op("aten.addmm");
+      product.args = {found->bias, product.args[0], product.args[1], c10::IValue(1), c10::IValue(1)};
+    } else {
+      std::get<ValueList>(product.args[1]).push_back(found->bias);
+    }
     replaced.rewrite_reads(product);
     kept.push_back(std::move(product));
     for (auto& view : of_product) kept.push_back(std::move(view));

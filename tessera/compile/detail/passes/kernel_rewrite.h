@@ -45,21 +45,22 @@ class KernelRewrite {
     const bool is_defined = def_use_.def_node[static_cast<size_t>(into)] < static_cast<int32_t>(n);
     return is_defined && may_add(into, at) ? std::optional(at) : std::nullopt;
   }
-  // The backward of a layer norm, with the sum that follows it if there is one.
-  void set_layer_norm_backward(size_t n, std::optional<size_t> sum) {
+  // The backward of a norm, with the sum that follows it if there is one. `weight` is its argument; statistics come
+  // before.
+  void set_norm_backward(size_t n, size_t weight, std::optional<size_t> sum, const char* alone, const char* adds) {
     const auto& node = program_.nodes[n];
-    const auto dx = value_of(node.results[0]), dweight = value_of(node.results[1]), dbias = value_of(node.results[2]);
-    const ValueList ins = {value_of(node.args[0]), value_of(node.args[1]), value_of(node.args[3]),
-                           value_of(node.args[4]), value_of(node.args[5])};
-    if (!sum) {
-      kernels_[n] = {{dx, dweight, dbias}, {dx, dweight, dbias}, ins, {}, "layer_norm_backward"};
-      return;
-    }
+    ValueList ins = {value_of(node.args[0]), value_of(node.args[1])}, outs;
+    for (size_t i = 3; i <= weight; i++) ins.push_back(value_of(node.args[i]));
+    for (const auto& result : node.results) outs.push_back(value_of(result));
+    kernels_[n] = {outs, outs, ins, {}, alone};
+    if (!sum) return;
     const auto& add = program_.nodes[*sum];
-    const auto into = value_of(add.args[0]);
-    kernels_[n] = {{into, dweight, dbias}, {dweight, dbias}, ins, {}, "layer_norm_backward_add"};
+    auto& kernel = *kernels_[n];
+    kernel.name = adds;
+    kernel.outs[0] = value_of(add.args[0]);
+    kernel.allocated.erase(kernel.allocated.begin());
     removed_[*sum] = 1;
-    replaced_.set(value_of(add.results[0]), replaced_(into));
+    replaced_.set(value_of(add.results[0]), replaced_(kernel.outs[0]));
   }
 
   void rewrite() {

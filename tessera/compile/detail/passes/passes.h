@@ -32,6 +32,8 @@ Matched in_place_ops(Program& program, const PassSettings& settings);
 Matched recompute(Program& program);
 Matched recompute_products(Program& program, const PassSettings& settings);
 Matched fast_products(Program& program);
+Matched widen_bfloat16(Program& program);
+void compute_in_float32(Program& program);  // the same, and products do not round either: to judge the error of others
 Matched fuse_small_ops(Program& program);
 Matched fuse_pointwise(Program& program);
 

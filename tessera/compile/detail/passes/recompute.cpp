@@ -1,12 +1,13 @@
 #include "tessera/compile/detail/ir/def_use.h"
-#include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/passes/op_variants.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/compile/detail/report/memory_curve.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
 // Recomputes cheap values for backward instead of keeping them over the peak of memory: results of pointwise ops and of
@@ -30,14 +31,15 @@ namespace {
 constexpr int64_t kSmallestBytes = 65536;  // smaller buffers are not worth a call
 
 bool is_cheap(const Node& node) {
-  return is_pure(node) && (node.name() == "aten.native_layer_norm" || is_pointwise(node.op));
+  const auto& name = node.op.operator_name().name;
+  return (name == "aten::native_layer_norm" || is_pointwise(node.op)) && is_pure(node);
 }
 
 // Multiplications of a matrix product on the CPU; 0 for other nodes.
 double work_of(const Program& program, const Node& node) {
-  const auto name = node.name();
-  if (name != "aten.mm" && name != "aten.addmm") return 0;
-  const auto* a = std::get_if<ValueId>(&node.args[name == "aten.addmm"]);
+  const auto& name = node.op.operator_name().name;
+  if (name != "aten::mm" && name != "aten::addmm") return 0;
+  const auto* a = std::get_if<ValueId>(&node.args[name == "aten::addmm"]);
   const auto* out = std::get_if<ValueId>(&node.results[0]);
   if (!a || !out || *a == kNone || *out == kNone || !program[*out].type.device.is_cpu()) return 0;
   return static_cast<double>(program[*out].type.numel()) * static_cast<double>(program[*a].type.sizes[1]);
@@ -45,11 +47,13 @@ double work_of(const Program& program, const Node& node) {
 
 class Recompute {
  public:
-  explicit Recompute(Program& program) : program_(program) {}
+  explicit Recompute(Program& program) : program_(program) { find_peak(); }
+
+  int64_t peak_bytes() const { return peak_bytes_; }
 
   // Returns the number of ops that are added. If the peak would not be lower, none.
   int64_t run() {
-    find_peak();
+    copies_.clear(), recomputed_.clear();
     for (int32_t n = 0; n < peak_; n++)
       if (is_cheap(program_.nodes[static_cast<size_t>(n)])) consider(static_cast<size_t>(n));
     return rewrite_if_lower() ? static_cast<int64_t>(copies_.size()) : 0;
@@ -58,7 +62,6 @@ class Recompute {
   // Recomputes results of products of together at most this much work, half of what that allows. Returns their
   // work; 0 if none lowers the peak.
   double run_products(double most_work, int64_t& times) {
-    find_peak();
     struct Candidate {
       size_t node;
       double work, bytes;
@@ -117,31 +120,50 @@ class Recompute {
     peak_bytes_ = curve_.empty() ? 0 : *peak;
   }
 
-  // The peak after rewrite() is at least this: recomputed buffers are free between their last use before the second run
-  // and that run; what the second runs need besides is not counted.
-  int64_t lowest_peak() const {
-    std::vector<int64_t> change(curve_.size() + 1, 0);
+  // The peak after rewrite(). A recomputed buffer is free between its last use before the second run and that run. The
+  // second runs and their producers need memory between two nodes.
+  int64_t predicted_peak() const {
+    const auto nodes = curve_.size();
+    std::vector<int64_t> at_node(nodes + 1, 0),
+        before_node(nodes + 1, 0);  // bytes less, as changes from one to the next
     for (const auto& copy : copies_)
-      program_.nodes[copy.node].each_result([&](ValueId id) {
-        const auto b = static_cast<size_t>(program_.buffer_of(id));
-        if (!recomputed_.count(static_cast<int32_t>(b))) return;
+      each_recomputed(copy, [&](size_t b) {
         const auto& uses = uses_with_views_[b];
-        const auto before = std::lower_bound(uses.begin(), uses.end(), static_cast<int32_t>(copy.at)) - 1;
-        change[static_cast<size_t>(*before) + 1] -= bytes_[b];
-        change[copy.at] += bytes_[b];
+        const auto last = *(std::lower_bound(uses.begin(), uses.end(), static_cast<int32_t>(copy.at)) - 1);
+        const auto free = static_cast<size_t>(last) + 1;
+        at_node[free] += bytes_[b], at_node[copy.at] -= bytes_[b];
+        before_node[free] += bytes_[b], before_node[copy.at + 1] -= bytes_[b];
       });
-    int64_t sum = 0, peak = 0;
-    for (size_t n = 0; n < curve_.size(); n++) peak = std::max(peak, curve_[n] + (sum += change[n]));
+    std::partial_sum(at_node.begin(), at_node.end(), at_node.begin());
+    std::partial_sum(before_node.begin(), before_node.end(), before_node.begin());
+    int64_t peak = 0;
+    for (size_t n = 0; n < nodes; n++) peak = std::max(peak, curve_[n] - at_node[n]);
+    std::map<size_t, int64_t> now;  // before a node: with the results of the second runs so far
+    for (const auto& copy : copies_) {
+      auto& bytes = now.try_emplace(copy.at, curve_[copy.at] - new_at_[copy.at] - before_node[copy.at]).first->second;
+      auto while_it_runs = bytes + result_bytes(copy.node);
+      for (const auto producer : copy.producers) while_it_runs += result_bytes(producer);
+      peak = std::max(peak, while_it_runs);
+      each_recomputed(copy, [&](size_t b) { bytes += bytes_[b]; });
+    }
     return peak;
+  }
+  template <class F>
+  void each_recomputed(const Copy& copy, const F& f) const {
+    program_.nodes[copy.node].each_result([&](ValueId id) {
+      if (recomputed_.count(program_.buffer_of(id))) f(static_cast<size_t>(program_.buffer_of(id)));
+    });
+  }
+  int64_t result_bytes(size_t node) const {
+    int64_t bytes = 0;
+    program_.nodes[node].each_result([&](ValueId id) { bytes += bytes_[static_cast<size_t>(program_.buffer_of(id))]; });
+    return bytes;
   }
 
   bool rewrite_if_lower() {
-    if (copies_.empty() || lowest_peak() >= peak_bytes_) return false;
-    const auto before = program_;
+    if (copies_.empty() || predicted_peak() >= peak_bytes_) return false;
     rewrite();
-    if (memory_curve(program_, nullptr).peak() < peak_bytes_) return true;
-    program_ = before;
-    return false;
+    return true;
   }
 
   // Where each buffer is used and written, by nodes that run.
@@ -150,24 +172,30 @@ class Recompute {
     uses_with_views_ = writes_ = uses_;
     for (size_t n = 0; n < program_.nodes.size(); n++) {
       const auto& node = program_.nodes[n];
-      const auto note = [&](auto& list) {
-        return [&list, n, this](ValueId id) {
-          auto& at = list[static_cast<size_t>(program_.buffer_of(id))];
-          if (at.empty() || at.back() != static_cast<int32_t>(n)) at.push_back(static_cast<int32_t>(n));
-        };
+      const bool runs = !is_view(program_, node);
+      const auto note = [&](auto& list, ValueId id) {
+        auto& at = list[static_cast<size_t>(program_.buffer_of(id))];
+        if (at.empty() || at.back() != static_cast<int32_t>(n)) at.push_back(static_cast<int32_t>(n));
       };
-      node.each_read(note(uses_with_views_));
-      node.each_result(note(uses_with_views_));
-      if (is_view(program_, node)) continue;
-      node.each_read(note(uses_));
-      node.each_result(note(uses_));
-      node.each_write(note(writes_));
-      node.each_result(note(writes_));
+      const auto use = [&](ValueId id) {
+        note(uses_with_views_, id);
+        if (runs) note(uses_, id);
+      };
+      node.each_read(use);
+      node.each_result(use);
+      if (!runs) continue;
+      node.each_write([&](ValueId id) { note(writes_, id); });
+      node.each_result([&](ValueId id) { note(writes_, id); });
     }
-    const DefUse def_use(program_);
-    kept_ = def_use.external;
-    for (size_t b = 0; b < kept_.size(); b++) kept_[b] |= def_use.has_output[b];
+    const auto external = program_.external_buffers();
+    kept_ = external;
+    for (const auto& output : program_.outputs)
+      if (output.value != kNone) kept_[static_cast<size_t>(program_.buffer_of(output.value))] = 1;
     bytes_ = program_.buffer_bytes();
+    new_at_.assign(program_.nodes.size(), 0);
+    for (size_t b = 0; b < bytes_.size(); b++)
+      if (!external[b] && !uses_with_views_[b].empty())
+        new_at_[static_cast<size_t>(uses_with_views_[b][0])] += bytes_[b];
   }
 
   void consider(size_t n) {
@@ -284,7 +312,8 @@ class Recompute {
   std::vector<std::vector<int32_t>> uses_, writes_, uses_with_views_;  // by buffer
   std::vector<char> kept_;                                             // by buffer: memory of the caller
   std::vector<int64_t> bytes_;
-  std::vector<int64_t> curve_;  // bytes by node
+  std::vector<int64_t> curve_;   // bytes by node
+  std::vector<int64_t> new_at_;  // by node: bytes of buffers that it uses first
   int32_t peak_ = 0;
   int64_t peak_bytes_ = 0;
   std::vector<Copy> copies_;
@@ -293,29 +322,38 @@ class Recompute {
 
 }  // namespace
 
-// The peak moves with each round.
-Matched recompute(Program& program) {
-  const auto before = memory_curve(program, nullptr).peak();
+namespace {
+
+// Recomputes cheap values, and where that does not lower the peak, products of together at most `most_work`. The peak
+// moves with each round.
+Matched recompute_in_rounds(Program& program, double most_work) {
   Matched matched;
-  while (const auto times = Recompute(program).run()) matched.times += times;
-  if (matched.times > 0)
-    matched.note = c10::str("peak of ", before, " bytes, now ", memory_curve(program, nullptr).peak());
-  return matched;
+  int64_t before = 0;
+  for (int64_t last = std::numeric_limits<int64_t>::max();;) {
+    Recompute round(program);
+    const auto peak = round.peak_bytes();
+    if (last == std::numeric_limits<int64_t>::max()) before = peak;
+    if (matched.times > 0) matched.note = c10::str("peak of ", before, " bytes, now ", peak);
+    if (peak >= last) return matched;  // the prediction was too low
+    last = peak;
+    if (const auto added = round.run()) {
+      matched.times += added;
+    } else {
+      const auto work = round.run_products(most_work, matched.times);
+      if (work == 0) return matched;
+      most_work -= work;
+    }
+  }
 }
 
+}  // namespace
+
+Matched recompute(Program& program) { return recompute_in_rounds(program, 0); }
+
 Matched recompute_products(Program& program, const PassSettings& settings) {
-  const auto before = memory_curve(program, nullptr).peak();
-  double budget = 0;
-  for (const auto& node : program.nodes) budget += work_of(program, node);
-  budget *= 0.01 * static_cast<double>(settings.at("percent"));
-  Matched matched;
-  while (const auto work = Recompute(program).run_products(budget, matched.times)) {
-    budget -= work;
-    while (const auto times = Recompute(program).run()) matched.times += times;
-  }
-  if (matched.times > 0)
-    matched.note = c10::str("peak of ", before, " bytes, now ", memory_curve(program, nullptr).peak());
-  return matched;
+  double work = 0;
+  for (const auto& node : program.nodes) work += work_of(program, node);
+  return recompute_in_rounds(program, 0.01 * static_cast<double>(settings.at("percent")) * work);
 }
 
 }  // namespace tessera::compiler

@@ -32,9 +32,6 @@ void synchronize(c10::Device device) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-constexpr int64_t kRunsBeforeGraph = 2;  // libraries allocate workspaces and choose algorithms in the first runs
-constexpr int64_t kMaxGraphs = 4;
-
 }  // namespace
 
 Executable::Executable(Program program, const std::vector<c10::Storage>& bound, const MakeRunner& make_runner,
@@ -75,9 +72,7 @@ void Executable::prepare() {
   for (size_t n = 0; n < program_.nodes.size(); n++) prepare_call(n, program_.nodes[n]);
   renew_returned_buffers(program_.external_buffers());
   free_after_last_use();
-  for (const auto& input : program_.inputs)
-    if (input.role == Role::Argument) is_argument_[static_cast<size_t>(program_.buffer_of(input.value))] = 1;
-  why_no_graph_ = find_why_no_graph();
+  plan_graphs();
 }
 
 void Executable::prepare_call(size_t n, const Node& node) {
@@ -150,8 +145,8 @@ void Executable::call_generated(const KernelCall& call) {
 }
 
 void Executable::bind(int32_t buffer, const c10::Storage& storage, int64_t shift) {
-  if (graph_ && is_argument_[static_cast<size_t>(buffer)]) {
-    for (const auto& input : program_.inputs) {  // the graph reads the copy
+  if (is_captured_ && is_argument_[static_cast<size_t>(buffer)]) {
+    for (const auto& input : program_.inputs) {  // the graphs read the copy
       if (program_.buffer_of(input.value) != buffer) continue;
       const auto& copy = tensors_[static_cast<size_t>(input.value)];
       auto given = copy.alias();
@@ -162,13 +157,14 @@ void Executable::bind(int32_t buffer, const c10::Storage& storage, int64_t shift
     return;
   }
   if (!is_argument_[static_cast<size_t>(buffer)]) {
-    graph_.reset();
+    discard_graphs();
     runs_with_these_addresses_ = 0;
   }
   point_to(buffer, storage, shift);
 }
 
 // Makes the memory of a result the memory of its value, which is already an argument of later calls.
+// Where graphs read it, it stays where it is.
 void Executable::take_result(const at::Tensor& result, ValueId id, bool replace_storage) {
   const auto& value = program_[id];
   TESSERA_CHECK(result.defined(), InternalError, "an op did not return %", id, ", of type ", value.type,
@@ -177,10 +173,10 @@ void Executable::take_result(const at::Tensor& result, ValueId id, bool replace_
   const bool same_layout = impl->storage_offset() == value.offset &&
                            impl->strides() == c10::IntArrayRef(value.type.strides) &&
                            result.is_conj() == value.type.conj && result.is_neg() == value.type.neg;
-  if (C10_UNLIKELY(!same_layout)) {
+  if (C10_UNLIKELY(!same_layout || is_captured_)) {
     // A collective may still write the result. The wait of the program will find nothing to wait for.
     for (const auto& group : program_.groups) funcol::wait(result, group.group);
-    if (allocated_by_op_[static_cast<size_t>(value.buffer)]) renew(value.buffer);
+    if (allocated_by_op_[static_cast<size_t>(value.buffer)] && !is_captured_) renew(value.buffer);
     tensors_[static_cast<size_t>(id)].copy_(result);
   } else if (replace_storage) {
     point_to(value.buffer, result.storage(), 0);
@@ -220,8 +216,8 @@ void Executable::run() {
   NodeTimes times;
   if (runner_)
     run_by_runner();
-  else if (why_no_graph_.empty() && runs_with_these_addresses_ >= kRunsBeforeGraph && !after_next_run_)
-    run_graph();
+  else if (!after_next_run_ && can_run_graphs())
+    run_graphs();
   else
     times = run_calls();
   if (after_next_run_) std::exchange(after_next_run_, nullptr)(times);
@@ -229,22 +225,34 @@ void Executable::run() {
 
 // The times are empty if nobody has asked for them.
 Executable::NodeTimes Executable::run_calls() {
-  using Clock = std::chrono::steady_clock;
-  graph_.reset();  // calls allocate their results elsewhere
+  discard_graphs();  // calls allocate their results elsewhere
   arenas_in_use_ = true;
+  read_numbers();
+  NodeTimes times(after_next_run_ ? program_.nodes.size() : 0, 0.0);
+  run_range(0, calls_.size(), times);
+  runs_++;
+  runs_with_these_addresses_++;
+  return times;
+}
+
+void Executable::read_numbers() {
+  numbers_.clear();
+  for (const auto& number : program_.numbers) numbers_.push_back(number.read());
+}
+
+void Executable::run_range(size_t begin, size_t end, NodeTimes& times) {
+  using Clock = std::chrono::steady_clock;
   const OpModesOff no_modes;  // an op mode must not see the ops that kernels call internally
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::AutoGradMode grad_mode(true);  // as in the trace: the kernel of LSTM returns its workspace only then
-  numbers_.clear();
-  for (const auto& number : program_.numbers) numbers_.push_back(number.read());
-  NodeTimes times(after_next_run_ ? program_.nodes.size() : 0, 0.0);
   const auto now = [&] {
     if (times.empty()) return Clock::time_point();
     for (const auto& arena : plan_.arenas) synchronize(arena.device);
     return Clock::now();
   };
   const bool recorded = at::hasCallbacks();  // a profiler is active
-  for (auto& call : calls_) {
+  for (size_t i = begin; i < end; i++) {
+    auto& call = calls_[i];
     const auto start = now();
     if (recorded) {
       const auto& node = program_.nodes[call.node];
@@ -257,75 +265,11 @@ Executable::NodeTimes Executable::run_calls() {
     if (!times.empty()) times[call.node] = std::chrono::duration<double, std::milli>(now() - start).count();
   }
   stack_.clear();
-  runs_++;
-  runs_with_these_addresses_++;
-  return times;
-}
-
-std::string Executable::find_why_no_graph() const {
-  std::optional<c10::Device> device;
-  for (const auto& call : calls_) {
-    const auto& node = program_.nodes[call.node];
-    std::string why;
-    if (kind_of(node) == OpKind::Collective) why = "it communicates";
-    if (call.generated) why = "it runs on the CPU";
-    if (!call.live.empty()) why = "it takes a number that is read on every run";
-    const auto see = [&](ValueId id) {
-      const auto& here = program_[id].type.device;
-      if (!device) device = here;
-      if (!here.is_cuda() || here != *device) why = c10::str("it uses a tensor on ", here);
-    };
-    node.each_read(see);
-    node.each_result(see);
-    node.each_write([&](ValueId id) {
-      if (is_argument_[static_cast<size_t>(program_.buffer_of(id))]) why = "it writes to an argument of the step";
-    });
-    if (!why.empty()) return c10::str(node.name(), ": ", why);
-  }
-  for (const auto& input : program_.inputs)
-    if (input.role == Role::Argument && program_[input.value].type.span() != program_[input.value].type.numel())
-      return "argument " + input.name + " has gaps or overlaps in memory";
-  return device ? "" : "the program is empty";
-}
-
-// Gives the graph memory of its own for the arguments, and records all calls.
-void Executable::capture_graph() {
-  const auto device = plan_.arenas.empty() ? program_[program_.inputs.at(0).value].type.device : plan_.arenas[0].device;
-  for (const auto& input : program_.inputs) {
-    if (input.role != Role::Argument) continue;
-    const auto buffer = program_.buffer_of(input.value);
-    auto& copy = tensors_[static_cast<size_t>(input.value)];
-    const auto given = copy.alias();
-    point_to(buffer, allocate_storage(bytes_[static_cast<size_t>(buffer)], device), 0);
-    copy.copy_(given);
-  }
-  arguments_are_copies_ = true;
-  free_cached_memory(device);  // a graph has a pool of its own
-  try {
-    graph_ = cuda::Graph::capture(device, [&] { run_calls(); });
-    runs_--;  // nothing has run yet
-    graphs_++;
-  } catch (const std::exception& error) {
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    why_no_graph_ = torch_error ? torch_error->what_without_backtrace() : error.what();
-    TORCH_WARN("compile: the step runs without a CUDA graph: ", why_no_graph_);
-  }
-}
-
-void Executable::run_graph() {
-  if (!graph_ && graphs_ == kMaxGraphs) why_no_graph_ = "the memory of its parameters or gradients moves between calls";
-  if (!graph_ && why_no_graph_.empty()) capture_graph();
-  if (!graph_) {
-    run_calls();
-    return;
-  }
-  graph_->replay();
-  runs_++;
-  for (auto& call : calls_) call.runs++;
 }
 
 void Executable::run_call(KernelCall& call) {
-  for (const auto buffer : call.new_memory) renew(buffer);
+  if (!is_captured_)
+    for (const auto buffer : call.new_memory) renew(buffer);
   call.runs++;
   if (call.generated) {
     call_generated(call);
@@ -338,6 +282,7 @@ void Executable::run_call(KernelCall& call) {
     if (!call.last_used.empty()) stack_.clear();  // its results are the last owners of memory
   }
   for (const auto buffer : call.last_used) {
+    if ((is_captured_ || is_capturing_) && used_outside_graphs_[static_cast<size_t>(buffer)]) continue;
     const auto& storage = storages_[static_cast<size_t>(buffer)];
     data_of(storage) = c10::DataPtr(nullptr, storage.device());
   }
@@ -346,7 +291,7 @@ void Executable::run_call(KernelCall& call) {
 at::Tensor Executable::output(const Output& output) const {
   if (output.value == kNone) return {};
   auto value = tensor_for(output.value);
-  const bool of_graph = graph_ && returned_[static_cast<size_t>(program_.buffer_of(output.value))];
+  const bool of_graph = is_captured_ && returned_[static_cast<size_t>(program_.buffer_of(output.value))];
   return of_graph ? value.clone() : value;
 }
 
@@ -371,7 +316,9 @@ std::string Executable::listing() const {
     if (call != calls_.end() && call->node == n) {
       out << "  # ";
       if (kind_of(node) == OpKind::Collective) out << collective_of(program_, node).bytes << " bytes, ";
-      out << "ran " << (call++)->runs;
+      out << "ran " << call->runs;
+      if (has_graphs() && !call->why_not_captured.empty()) out << ", in no CUDA graph: " << call->why_not_captured;
+      call++;
     }
     out << "\n";
   }

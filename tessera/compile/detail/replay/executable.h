@@ -23,9 +23,10 @@
 //   generated kernel                  is called directly
 //   any other                         allocates its result, which becomes the memory of the value
 //
-// On one CUDA device the calls are captured into a CUDA graph on the third run and replayed from then on, unless
-// why_no_graph() has a reason. A graph has fixed addresses: arguments are copied to memory of the executable, returned
-// values out of it, and when other memory moves the graph is captured anew.
+// On a CUDA device the calls are captured into CUDA graphs on the third run and replayed from then on, unless
+// why_no_graph() has a reason. A graph ends before a call that cannot be captured, and the next one begins after it:
+// listing() names these calls, and why. Graphs have fixed addresses: arguments are copied to memory of the executable,
+// returned values out of it, and when other memory moves the graphs are captured anew.
 namespace tessera::compiler {
 
 // A custom way to run a program: takes one tensor per input, mutates them as the program does, returns the outputs.
@@ -51,8 +52,10 @@ class Executable {
 
   // Must the arguments be bound before every run, even if their memory has not moved?
   bool copies_arguments() const { return arguments_are_copies_; }
-  // Why no CUDA graph is captured; empty: it is, or will be.
+  // Why no CUDA graph is captured; empty: some are, or will be.
   const std::string& why_no_graph() const { return why_no_graph_; }
+  // The calls that run between the graphs: 0 if all of them are in one graph.
+  int64_t calls_outside_graphs() const;
 
   // Rebinds a buffer. Values in it begin `shift` elements later than in the program.
   void bind(int32_t buffer, const c10::Storage& storage, int64_t shift);
@@ -96,6 +99,7 @@ class Executable {
     std::vector<Arg> numbers = {};  // the numbers that the generated kernel takes
     int64_t elements = 0;
     int64_t runs = 0;
+    std::string why_not_captured = {};  // in a CUDA graph
   };
   void prepare();
   void find_results_of_ops();
@@ -112,9 +116,8 @@ class Executable {
   void free_after_last_use();
   void run_by_runner();
   NodeTimes run_calls();
-  std::string find_why_no_graph() const;
-  void run_graph();
-  void capture_graph();
+  void read_numbers();
+  void run_range(size_t begin, size_t end, NodeTimes& times);
   void renew(int32_t buffer);
   void point_to(int32_t buffer, const c10::Storage& storage, int64_t shift);
   void run_call(KernelCall& call);
@@ -142,11 +145,29 @@ class Executable {
   std::vector<void*> operands_;
   std::vector<double> kernel_numbers_;
   int64_t runs_ = 0;
-  std::unique_ptr<cuda::Graph> graph_;
+
+  // CUDA graphs (executable_graphs.cpp)
+  struct GraphPart {
+    size_t begin, end;  // of calls_
+    bool captured;      // else they run one by one
+    std::unique_ptr<cuda::Graph> graph = {};
+  };
+  void plan_graphs();
+  std::string why_not_captured(const Node& node, const KernelCall& call, c10::Device device) const;
+  bool has_graphs() const { return why_no_graph_.empty(); }
+  bool can_run_graphs() const;
+  void discard_graphs();
+  void run_graphs();
+  void copy_arguments();
+  void capture_and_run();
+  std::vector<GraphPart> parts_;
   std::string why_no_graph_;
+  std::optional<c10::Device> graph_device_;
+  std::vector<char> used_outside_graphs_;  // by buffer: keeps its memory between graphs
+  bool is_captured_ = false, is_capturing_ = false;
   std::vector<char> is_argument_;  // by buffer
   bool arguments_are_copies_ = false;
-  int64_t runs_with_these_addresses_ = 0, graphs_ = 0;
+  int64_t runs_with_these_addresses_ = 0, captures_ = 0;
   Runner runner_;      // null: replay
   bool is_invariant_;  // traced under Numerics::Invariant
   std::function<void(const NodeTimes&)> after_next_run_;

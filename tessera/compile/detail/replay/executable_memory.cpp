@@ -79,8 +79,7 @@ void Executable::find_results_of_ops() {
 }
 
 // By buffer: 1 if memory that is bound to it would be wasted. These are old gradients that the program replaces and
-// never reads, and new gradients on the CPU, which are in the arena: until the program writes them, temporaries use
-// their memory.
+// never reads, and new gradients, which are in the arena: until the program writes them, temporaries use their memory.
 std::vector<char> Executable::memory_is_not_shared() const {
   std::vector<char> mine(storages_.size(), 0);
   if (runner_) return mine;
@@ -92,7 +91,7 @@ std::vector<char> Executable::memory_is_not_shared() const {
   for (const auto& output : program_.outputs) {
     if (output.value == kNone || output.kind != Output::Kind::Gradient) continue;
     const auto b = static_cast<size_t>(program_.buffer_of(output.value));
-    mine[b] = !external[b] && program_[output.value].type.device.is_cpu();
+    mine[b] = !external[b];
   }
   for (const auto& output : program_.outputs)
     if (output.value != kNone && output.kind != Output::Kind::Gradient)
@@ -233,7 +232,7 @@ void Executable::point_to(int32_t buffer, const c10::Storage& storage, int64_t s
 }
 
 void Executable::give_new_memory(int32_t buffer) {
-  graph_.reset();
+  discard_graphs();
   if (plan_.offsets[static_cast<size_t>(buffer)] == MemoryPlan::kOutside) return renew(buffer);
   if (!arenas_in_use_) return;  // it is new: another buffer was given new memory since the last run
   arenas_in_use_ = false;

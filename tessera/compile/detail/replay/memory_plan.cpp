@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <optional>
 #include <ostream>
+#include <utility>
 
 namespace tessera::compiler {
 namespace {
@@ -67,7 +69,24 @@ MemoryPlan place_buffers(const std::vector<size_t>& order, const std::vector<int
 
 }  // namespace
 
-// Tries several orders: the largest buffers first, the longest lived first, and both together. Fragments differ.
+namespace {
+
+// The node at which the buffers need the most memory.
+int32_t peak_node(const std::vector<size_t>& buffers, const std::vector<int64_t>& bytes,
+                  const std::vector<Lifetime>& alive) {
+  std::map<int32_t, int64_t> change;
+  for (const auto b : buffers) change[alive[b].first] += bytes[b], change[alive[b].last + 1] -= bytes[b];
+  int64_t now = 0, most = 0;
+  int32_t peak = 0;
+  for (const auto& [node, by] : change)
+    if ((now += by) > most) most = now, peak = node;
+  return peak;
+}
+
+}  // namespace
+
+// Tries several orders: the largest buffers first, the longest lived first, both together, and those at the peak of
+// memory before those far from it. Fragments differ.
 MemoryPlan plan_memory(const Program& program, const std::vector<char>& outside) {
   const auto bytes = program.buffer_bytes();
   auto alive = lifetimes(program);
@@ -81,8 +100,14 @@ MemoryPlan plan_memory(const Program& program, const std::vector<char>& outside)
     if (!outside[b] && alive[b].first >= 0) used.push_back(b);
   const auto nodes_of = [&](size_t b) { return static_cast<double>(alive[b].last - alive[b].first + 1); };
   const auto bytes_of = [&](size_t b) { return static_cast<double>(bytes[b]); };
-  const std::function<double(size_t)> keys[] = {bytes_of, nodes_of, [&](size_t b) { return bytes_of(b) * nodes_of(b); },
-                                                [&](size_t b) { return -static_cast<double>(alive[b].first); }};
+  const auto peak = peak_node(used, bytes, alive);
+  const auto from_peak = [&](size_t b) { return std::max({0, alive[b].first - peak, peak - alive[b].last}); };
+  using Key = std::pair<double, double>;
+  const std::function<Key(size_t)> keys[] = {[&](size_t b) { return Key(bytes_of(b), 0); },
+                                             [&](size_t b) { return Key(nodes_of(b), 0); },
+                                             [&](size_t b) { return Key(bytes_of(b) * nodes_of(b), 0); },
+                                             [&](size_t b) { return Key(-static_cast<double>(alive[b].first), 0); },
+                                             [&](size_t b) { return Key(-from_peak(b), bytes_of(b)); }};
   std::optional<MemoryPlan> best;
   for (const auto& key : keys) {
     auto order = used;

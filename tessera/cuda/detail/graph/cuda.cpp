@@ -10,13 +10,14 @@ namespace {
 
 class CapturedGraph : public Graph {
  public:
-  CapturedGraph(c10::Device device, const std::function<void()>& work) {
+  CapturedGraph(c10::Device device, const std::function<void()>& work, const CapturedGraph* before)
+      : stream_(before ? before->stream_ : c10::cuda::getStreamFromPool(false, device.index())) {
     const auto current = c10::cuda::getCurrentCUDAStream(device.index());
-    const auto side = c10::cuda::getStreamFromPool(false, device.index());  // the default stream cannot be captured
-    wait_for(side, current);
+    wait_for(stream_, current);
     {
-      const c10::cuda::CUDAStreamGuard on_side(side);
-      graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+      const c10::cuda::CUDAStreamGuard on_side(stream_);
+      graph_.capture_begin(before ? before->graph_.pool() : c10::cuda::MempoolId_t{0, 0},
+                           cudaStreamCaptureModeThreadLocal);
       try {
         work();
       } catch (...) {
@@ -25,7 +26,7 @@ class CapturedGraph : public Graph {
       }
       graph_.capture_end();
     }
-    wait_for(current, side);
+    wait_for(current, stream_);
   }
   void replay() override { graph_.replay(); }
 
@@ -41,13 +42,14 @@ class CapturedGraph : public Graph {
     } catch (const std::exception&) {  // the first error is the cause
     }
   }
-  at::cuda::CUDAGraph graph_;
+  c10::cuda::CUDAStream stream_;  // the default stream cannot be captured; memory of a pool belongs to a stream
+  mutable at::cuda::CUDAGraph graph_;
 };
 
 }  // namespace
 
-std::unique_ptr<Graph> Graph::capture(c10::Device device, const std::function<void()>& work) {
-  return std::make_unique<CapturedGraph>(device, work);
+std::unique_ptr<Graph> Graph::capture(c10::Device device, const std::function<void()>& work, const Graph* before) {
+  return std::make_unique<CapturedGraph>(device, work, static_cast<const CapturedGraph*>(before));
 }
 
 }  // namespace tessera::cuda

@@ -87,8 +87,7 @@ void ParamGroup::shard_parameters() {
     return;
   }
   device_ = first.device();
-  auto shard = at::zeros({layout_.shard_numel()},
-                         first.options().requires_grad(false).device(options_.offload ? at::kCPU : device_));
+  auto shard = new_shard(first.options().device(options_.offload ? at::kCPU : device_));
   bool trainable = false;
   for (size_t i = 0; i < params_.size(); i++) {
     layout_.copy_to_shard(i, local_or_self(params_[i].tensor).detach(), shard_group_->rank(), shard);
@@ -96,6 +95,11 @@ void ParamGroup::shard_parameters() {
   }
   flat_param_ = shard.requires_grad_(trainable);
   make_sharded_params();
+}
+
+at::Tensor ParamGroup::new_shard(const at::TensorOptions& options) const {
+  const bool pinned = options_.offload && options_.pin_memory && device_.is_cuda();
+  return at::zeros({layout_.shard_numel()}, options.requires_grad(false).pinned_memory(pinned));
 }
 
 void ParamGroup::attach_to_schedule(ScheduleContext context) {
@@ -130,8 +134,7 @@ void ParamGroup::copy_values_to_shard() {
   }
   auto shard = flat_param_;
   const bool is_new = !flat_param_.defined() || flat_param_.scalar_type() != first.scalar_type();
-  if (is_new)
-    shard = at::zeros({layout_.shard_numel()}, tessera::detail::local_of(first).options().requires_grad(false));
+  if (is_new) shard = new_shard(tessera::detail::local_of(first).options());
   bool trainable = false;
   for (size_t i = 0; i < params_.size(); i++) {
     auto& param = params_[i];
@@ -209,7 +212,7 @@ void ParamGroup::unshard() {
     reshard_shard_.reset();
     all_gather_input_ = flat_param_.tensor_data();  // not an op: in a compiled step the shard is not one of the leaves
     all_gather_input_ = all_gather_input_.to(all_gather_input_.options().device(device_).dtype(unsharded_dtype()),
-                                             /*non_blocking=*/false,
+                                             /*non_blocking=*/all_gather_input_.is_pinned(),
                                              /*copy=*/options_.offload && shard_group_->size() == 1);
     all_gather_group_ = shard_group_;
   }

@@ -29,7 +29,8 @@ struct ParamGroupOptions {
   std::optional<c10::ScalarType> reduce_dtype = {};  // dtype of the reduce-scatter; none: the unsharded dtype
   bool flat_parameter = false;                       // .grad is set on the flat parameter, not on each parameter
   bool keep_low_precision_grads = false;             // reduced gradients keep the dtype of the reduction
-  bool offload = false;  // shard and gradient are on the CPU; unsharded parameters never share their memory
+  bool offload = false;    // shard and gradient are on the CPU; unsharded parameters never share their memory
+  bool pin_memory = true;  // with offload and a GPU: the shard is pinned, and copies of it do not block the host
 };
 
 // Wraps this rank's local tensor of an unsharded parameter (or of its gradient or optimizer state) as a DTensor with
@@ -145,6 +146,7 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   void follow_flat_param();
   void switch_to_unsharded(size_t i, const at::Tensor& unsharded);
   void make_sharded_params();
+  at::Tensor new_shard(const at::TensorOptions& options) const;
   void switch_to_sharded();
   void free_buffer();
   c10::ScalarType unsharded_dtype() const;

@@ -188,7 +188,10 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
   if (reduces && (reduction_hooks_.reduce_scatter || reduction_hooks_.custom_reduce_scatter))
     return reduce_scatter_by_hook(options);
   if (group_.shard_group()->size() == 1 || !reduces) {
-    reduced_ = at::zeros({numel}, options);
+    int64_t copied = num_flags;
+    for (size_t i = 0; i < ready_.size(); i++)
+      if (ready_[i]) copied += unsharded_grads_[i].numel();
+    reduced_ = copied == numel ? at::empty({numel}, options) : at::zeros({numel}, options);  // with zeros as padding
     Tensors places, gradients;
     for (size_t i = 0; i < ready_.size(); i++) {
       if (!ready_[i]) continue;
