@@ -193,7 +193,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     strides = local.is_contiguous() ? tessera::contiguous_strides(sizes) : strides_in_order_of(sizes, local.strides());
   }
   auto spec = intern(mesh, to, sizes, strides, local.scalar_type(), local.device());
-  check_local_sizes(of_all_ranks, *spec);
+  if (options.run_check) check_local_sizes(of_all_ranks, *spec);
   TESSERA_CHECK(local.sizes() == c10::IntArrayRef(spec->local_sizes), UsageError,
                 "from_local: the local tensor has sizes ", local.sizes(), "; for ", spec->describe(),
                 " it should have ", c10::IntArrayRef(spec->local_sizes));

@@ -1,5 +1,6 @@
 // On a mesh of one rank, a train step through each parallelism runs the kernels of the plain step: nothing is copied,
-// reduced or masked.
+// reduced or masked. Compiled, it is the program of the plain step.
+#include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/dtensor/dtensor.h"
@@ -20,6 +21,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <sstream>
 #include <string>
 
 namespace tessera::models {
@@ -58,32 +60,51 @@ KernelCounts with_one_kind_of_add(KernelCounts counts) {
   return counts;
 }
 
+const auto forward_backward = [](auto& model, const at::Tensor& tokens, const at::Tensor& targets) {
+  model->zero_grad();
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  const auto value = loss(model(tokens), targets);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  value.backward();
+  return value.detach();
+};
+
+at::Tensor some_tokens() { return torch::randint(64, {2, 8}, torch::kLong); }
+
 // The kernels of the second step, when gradients and optimizer state have existed once.
 template <class H>
 KernelCounts kernels_of_step(H model, bool loss_parallel = false) {
-  torch::manual_seed(8);
-  const auto tokens = torch::randint(64, {2, 8}, torch::kLong), targets = torch::randint(64, {2, 8}, torch::kLong);
   optim::AdamW optimizer(model->parameters(), {.fused = true});
   CountKernels mode;
   for (int step = 0; step < 2; step++) {
     mode.counts.clear();
     const OpModeScope counting(mode);
-    model->zero_grad();
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::Tensor value;
-    {
-      std::optional<LossParallel> scope;
-      if (loss_parallel) scope.emplace();
-      value = loss(model(tokens), targets);
-    }
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-    at::autocast::clear_cache();
-    value.backward();
+    std::optional<LossParallel> scope;
+    if (loss_parallel) scope.emplace();
+    forward_backward(model, some_tokens(), some_tokens());
     optim::clip_grad_norm_(optimizer.parameters(), 1.0);
     optimizer.step();
   }
   return with_one_kind_of_add(mode.counts);
+}
+
+// The ops of the compiled forward and backward.
+template <class H>
+KernelCounts compiled_kernels(H model) {
+  auto step = compile(forward_backward, {.codegen = false, .captures = Captures::None});
+  step(model, some_tokens(), some_tokens());
+  KernelCounts counts;
+  std::istringstream lines(step.listing());
+  for (std::string line; std::getline(lines, line);) {
+    const auto begin = line.find(" = "), end = line.find('(', begin);
+    if (begin == std::string::npos || end == std::string::npos) continue;
+    auto name = line.substr(begin + 3, end - begin - 3);
+    if (const auto dot = name.find('.'); dot != std::string::npos) name.replace(dot, 1, "::");
+    counts[name]++;
+  }
+  return with_one_kind_of_add(counts);
 }
 
 GPT2 small_gpt2() {
@@ -134,6 +155,21 @@ TEST(OneRank, TensorParallelRunsTheKernelsOfThePlainStep) {
             tensor_parallel_plan(model->config, {.sequence_parallel = sequence, .loss_parallel = loss_parallel}));
         EXPECT_EQ(difference(kernels_of_step(model, loss_parallel), plain), "") << sequence << loss_parallel;
       }
+  });
+}
+
+TEST(OneRank, CompiledStepsAreThePlainProgram) {
+  run_ranks(1, [&](Rank& me) {
+    const auto mesh = me.mesh("one=1");
+    const auto plain = compiled_kernels(small_gpt2());
+    EXPECT_GT(plain.size(), 10u);
+    EXPECT_EQ(difference(compiled_kernels(DistributedDataParallel(small_gpt2())), plain), "");
+    auto sharded = small_gpt2(), parallel = small_gpt2();
+    for (auto& block : sharded->h) fully_shard(block, {.mesh = mesh});
+    fully_shard(sharded, {.mesh = mesh});
+    EXPECT_EQ(difference(compiled_kernels(sharded), plain), "");
+    parallelize_module(parallel, mesh, tensor_parallel_plan(parallel->config));
+    EXPECT_EQ(difference(compiled_kernels(parallel), plain), "");
   });
 }
 

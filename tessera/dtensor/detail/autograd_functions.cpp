@@ -7,6 +7,7 @@
 #include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/detail/local_origin.h"
 #include "tessera/dtensor/detail/observer.h"
+#include "tessera/tracing/detail/tracer_key.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -65,8 +66,15 @@ Placements without_partial(PlacementsRef placements) {
 }
 
 at::Tensor alias_of(const at::Tensor& t) {
-  at::AutoDispatchBelowADInplaceOrView below;
-  return at::alias(t);
+  const auto* impl = t.unsafeGetTensorImpl();
+  if (C10_UNLIKELY(tracing() || !t.has_storage())) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return at::alias(t);
+  }
+  auto out = at::detail::make_tensor_base<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(impl->unsafe_storage()),
+                                                           impl->key_set(), impl->dtype());
+  out.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), impl->storage_offset());
+  return at::Tensor(std::move(out));
 }
 
 // Base class of the autograd nodes below. Under a debug mode, backward runs under the name of the module that made the
@@ -135,7 +143,7 @@ struct RedistributeBackward final : SpecNode {  // spec: of the input
 
 struct FromLocalBackward final : SpecNode {
   at::Tensor gradient_of(const at::Tensor& g) override {
-    return to_local(redistribute(check_dtensor_gradient(g, "from_local"), without_partial(spec->placements)), {});
+    return redistribute_to_local(check_dtensor_gradient(g, "from_local"), without_partial(spec->placements));
   }
 };
 
@@ -144,7 +152,9 @@ struct ToLocalBackward final : SpecNode {  // spec: of the gradient
     TESSERA_CHECK(!is_dtensor(g) && g.sizes() == c10::IntArrayRef(spec->local_sizes), UsageError,
                   "backward of to_local: the gradient has sizes ", g.sizes(), "; the local tensor of ",
                   spec->describe(), " has ", c10::IntArrayRef(spec->local_sizes));
-    auto as_found = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, g.scalar_type(), g.device());
+    const bool same = g.scalar_type() == spec->dtype && g.device() == spec->device;
+    const auto as_found =
+        same ? spec : intern(spec->mesh, spec->placements, spec->sizes, spec->strides, g.scalar_type(), g.device());
     return from_local(match_strides(g, *as_found), as_found);
   }
 };
@@ -207,6 +217,13 @@ at::Tensor redistribute(const at::Tensor& t, PlacementsRef placements) {
   };
   return with_history<RedistributeBackward>(
       t, from, [&] { return redistribute_no_grad(t, to); }, replay);
+}
+
+at::Tensor redistribute_to_local(const at::Tensor& t, PlacementsRef placements) {
+  const auto& from = *meta_of(t).spec;
+  if (PlacementsRef(from.placements) == placements) return to_local(t, {});
+  if (from.mesh.size() == 1) return to_local(t, gradient_placements(from.placements, placements));
+  return to_local(redistribute(t, placements), {});
 }
 
 // Breadth first: the result is the nearest one.

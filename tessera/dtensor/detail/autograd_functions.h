@@ -9,6 +9,8 @@ namespace tessera::detail {
 at::Tensor from_local(const at::Tensor& local, const SpecRef& spec);
 at::Tensor to_local(const at::Tensor& t, PlacementsRef grad_placements);
 at::Tensor redistribute(const at::Tensor& t, PlacementsRef placements);
+// to_local(redistribute(t, placements)). On a mesh of one rank, and for unchanged placements, it is one autograd node.
+at::Tensor redistribute_to_local(const at::Tensor& t, PlacementsRef placements);
 
 // Redistribution below autograd. An OpObserver gets `is_explicit`.
 at::Tensor redistribute_no_grad(const at::Tensor& t, const SpecRef& to, bool is_explicit = true);

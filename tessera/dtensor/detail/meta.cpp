@@ -21,7 +21,6 @@ c10::intrusive_ptr<DTensorImpl> new_impl(const TensorSpec& spec) {
 
 void attach(DTensorImpl& impl, c10::intrusive_ptr<c10::BackendMeta> meta) {
   impl.set_backend_meta(std::move(meta));
-  impl.set_data_ptr_error();
 }
 
 }  // namespace

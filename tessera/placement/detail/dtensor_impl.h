@@ -26,10 +26,7 @@ struct DTensorImpl final : c10::TensorImpl {
     storage_access_should_throw_ = other.storage_access_should_throw_;
   }
   // The error texts of data_ptr(), with which at::print also fails, and of storage(), which torch::save reads. The
-  // first is a member of every tensor. A new tensor gets a text so short that std::string allocates nothing for it.
-  // data_ptr() calls has_storage() before it throws, which replaces the text. Requires: the tensor has a BackendMeta.
-  static constexpr const char* kShortDataPtrError = "use to_local()";
-  void set_data_ptr_error() { extra_meta_->custom_data_ptr_error_msg_ = kShortDataPtrError; }
+  // first is a member of every tensor. data_ptr() calls has_storage() before it throws, which sets the text.
   bool has_storage() const override;
   const char* tensorimpl_type_name() const override {
     return "a distributed tensor (tessera::DTensor). Its data are DTensor(t).to_local() and DTensor(t).full_tensor(): "
@@ -76,8 +73,10 @@ class FreeList {
     while (head_ != nullptr) ::operator delete(std::exchange(head_, head_->next));
     blocks_ = kMost;  // tensors that are freed later at thread exit go directly to operator delete
   }
+  // The model saves a function call per access. It needs 16 bytes of the memory that the loader reserves for libraries
+  // that are loaded later.
   static FreeList& of_this_thread() {
-    static thread_local FreeList list;
+    static thread_local FreeList list __attribute__((tls_model("initial-exec")));
     return list;
   }
   Block* head_ = nullptr;

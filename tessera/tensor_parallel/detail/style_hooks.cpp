@@ -40,7 +40,9 @@ void compare_local_sizes(const at::Tensor& t, const DeviceMesh& mesh, const Layo
 
 at::Tensor redistribute_value(const DTensor& t, const Placement& to, const LayoutChange& change) {
   try {
-    return t.redistribute({to});
+    if (change.local && !to.is_partial()) return detail::redistribute_to_local(t, {to});
+    const auto moved = t.redistribute({to});
+    return change.local ? moved.to_local() : at::Tensor(moved);
   } catch (c10::Error& error) {
     error.add_context(c10::str("the ", change.what, in_module(), ", ", t.spec().describe(),
                                ", was being redistributed to ", to, ". A plain tensor with the layout ", change.from,
@@ -78,17 +80,10 @@ at::Tensor prepare(const at::Tensor& t, const DeviceMesh& mesh, const LayoutChan
   TESSERA_CHECK(dtensor.device_mesh() == mesh, UsageError, "the ", change.what, in_module(), " is on ",
                 dtensor.device_mesh(), ", but its style is for ", mesh, "; distribute it over the same mesh");
   const auto to = normalize({change.to}, t.dim())[0];
-  const auto from = dtensor.placements()[0];
-  at::Tensor local;
-  if (change.local && from != to && mesh.size() == 1) {  // one node for autograd instead of two
-    local = detail::to_local(moved, detail::gradient_placements({from}, {to}));
-  } else {
-    if (from != to) moved = redistribute_value(dtensor, to, change);
-    if (!change.local) return moved;
-    local = DTensor(moved).to_local();
-  }
-  note_local_tensor(local, to);
-  return local;
+  if (!change.local && dtensor.placements()[0] == to) return moved;
+  const auto result = redistribute_value(dtensor, to, change);
+  if (change.local) note_local_tensor(result, to);
+  return result;
 }
 
 // Changes the tensors by position, as the Prepare styles list them.

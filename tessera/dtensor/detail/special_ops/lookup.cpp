@@ -13,8 +13,8 @@ namespace {
 // `weight` has rows offset, offset + 1, ... of a table of `rows` rows. Returns zeros for the rows of other ranks.
 at::Tensor masked_embedding(const at::Tensor& weight, const at::Tensor& indices, int64_t padding_idx,
                             bool scale_grad_by_freq, bool sparse, int64_t rows, int64_t offset) {
-  if (!indices.is_cpu()) {  // the host does not wait for the values
-    at::_assert_async(indices.ge(0).logical_and_(indices.lt(rows)).all());
+  if (indices.is_cuda()) {  // the host does not wait for the values
+    at::_assert_async(indices.ge(0).logical_and_(indices.lt(rows)).all(), "embedding: an index is out of range");
   } else if (indices.numel() > 0) {
     int64_t lowest = indices.min().item<int64_t>(), highest = indices.max().item<int64_t>();
     TORCH_CHECK_INDEX(lowest >= 0 && highest < rows, "embedding: indices from ", lowest, " to ", highest,
