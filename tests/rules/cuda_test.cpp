@@ -18,7 +18,8 @@ std::vector<at::Tensor> results_of(const Sample& sample) {
 // Forward and backward of the three kernels of attention. With three and four ranks, some have no heads.
 std::vector<Sample> attention_samples() {
   const auto q = on_gpu(numbers({3, 2, 64, 32})), k = on_gpu(numbers({3, 2, 64, 32}).mul(0.7)),
-             v = on_gpu(numbers({3, 2, 64, 32}).mul(0.4)), bias = on_gpu(numbers({3, 1, 64, 64})).expand({3, 2, 64, 64});
+             v = on_gpu(numbers({3, 2, 64, 32}).mul(0.4)),
+             bias = on_gpu(numbers({3, 1, 64, 64})).expand({3, 2, 64, 64});
   const c10::IValue none;
   const std::string name = "aten::_scaled_dot_product_";
   std::vector<Sample> samples;

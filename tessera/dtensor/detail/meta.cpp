@@ -19,9 +19,7 @@ c10::intrusive_ptr<DTensorImpl> new_impl(const TensorSpec& spec) {
   return impl;
 }
 
-void attach(DTensorImpl& impl, c10::intrusive_ptr<c10::BackendMeta> meta) {
-  impl.set_backend_meta(std::move(meta));
-}
+void attach(DTensorImpl& impl, c10::intrusive_ptr<c10::BackendMeta> meta) { impl.set_backend_meta(std::move(meta)); }
 
 }  // namespace
 

@@ -81,7 +81,8 @@ void Executable::plan_graphs() {
   for (auto& part : parts_) {
     if (part.captured && part.end - part.begin < kFewestCalls) {
       part.captured = false;
-      for (size_t i = part.begin; i < part.end; i++) calls_[i].why_not_captured = "too few calls beside it can be captured";
+      for (size_t i = part.begin; i < part.end; i++)
+        calls_[i].why_not_captured = "too few calls beside it can be captured";
     }
     any |= part.captured;
     const auto use = [&](ValueId id) { used_outside_graphs_[static_cast<size_t>(program_.buffer_of(id))] = 1; };
