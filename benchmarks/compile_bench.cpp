@@ -16,12 +16,12 @@
 #include "benchmarks/train_step.h"
 #include "tessera/base/detail/settings.h"
 #include "tessera/compile/api/compile.h"
-#include "tessera/compile/detail/codegen/tiled_product.h"
 #include "tessera/compile/detail/passes/pass_observer.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/mlp.h"
+#include "tessera/numerics/detail/vector/tiled_product.h"
 #include "tessera/optim/adam.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
@@ -155,7 +155,7 @@ double roof_of_products(testing::Rank& me) {
   const auto a = at::randn({kSize, kSize}), b = at::randn({kSize, kSize});
   auto out = at::empty({kSize, kSize});
   const auto ms =
-      medians_ms(me.group(), 1, {[&] { at::mm_out(out, a, b); }, [&] { compiler::codegen::tiled_product(out, a, b); }});
+      medians_ms(me.group(), 1, {[&] { at::mm_out(out, a, b); }, [&] { numerics::tiled_product(out, a, b); }});
   return 2e-6 * kSize * kSize * kSize / std::min(ms[0], ms[1]);
 }
 

@@ -72,8 +72,7 @@ endfunction()
 #   random_ops.cpp  a fused multiply-add would change random bits on processors that have one; without errno and
 #                   floating-point flags sqrt and selects are vectorised (normal_: 12 -> 5.6 ns per element)
 #   reduce, widen   sums over ranks: short loops that pay for vectorising
-#   product_tile    one fused multiply-add per term is the definition of a product under Numerics::Invariant
-#   row_kernels     the same loops without fused multiply-add, whose bits would depend on the processor
+#   row_kernels     loops without fused multiply-add, whose bits would depend on the processor
 #   cpu_kernels_*   the same source for several kinds of processors; cpu_kernels.cpp selects one when the program runs
 #   hookable.cpp    one instantiation per class of torch::nn
 set(file_gloo tessera/comm/backends/gloo.cpp)
@@ -84,15 +83,13 @@ set_source_files_properties(${file_gloo} PROPERTIES INCLUDE_DIRECTORIES
 set_source_files_properties(${file_random_ops} PROPERTIES COMPILE_OPTIONS
                             "-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
 set_source_files_properties(${files_sums} PROPERTIES COMPILE_OPTIONS "-O3;-fno-trapping-math")
-set(file_product_tile tessera/numerics/detail/product_tile.cpp)
-set_source_files_properties(${file_product_tile} PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=fast")
 set(file_row_kernels tessera/numerics/detail/row_kernels.cpp)
 set_source_files_properties(${file_row_kernels} PROPERTIES COMPILE_OPTIONS
                             "-O3;-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
-set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} ${file_product_tile} ${file_row_kernels} PROPERTIES
+set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} ${file_row_kernels} PROPERTIES
                             SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
 foreach(processor avx512_bf16 avx512 avx2 baseline)
-  set(file tessera/compile/detail/kernels/cpu_kernels_${processor}.cpp)
+  set(file tessera/numerics/detail/vector/cpu_kernels_${processor}.cpp)
   set(options -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-psabi)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND processor MATCHES avx512)
     list(APPEND options -mavx512f -mavx512vl -mavx512dq -mfma -mprefer-vector-width=512)

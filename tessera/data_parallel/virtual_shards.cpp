@@ -172,7 +172,7 @@ void VirtualShards::State::plan(int64_t at_once) {
   for (size_t i = 0; i < compared_of_all; i++) passes.push_back({again[i % again.size()], true});
   std::vector<std::pair<int64_t, int64_t>> begins;  // and the position in the group's order
   for (const auto number : ranks.numbers) {
-    const auto subtrees = numerics::complete_subtrees(count, owned_by(number));
+    const auto subtrees = numerics::complete_subtrees(count, owned_by(number), numerics::kShortestOfShards);
     counts.push_back(static_cast<int64_t>(subtrees.size()));
     for (const auto& range : subtrees) {
       begins.emplace_back(range.begin, static_cast<int64_t>(begins.size()));
@@ -221,7 +221,8 @@ at::Tensor VirtualShards::State::sum_over_ranks(const at::Tensor& mine) const {
   auto all = funcol::all_to_all(mine, 1, parts, 0, counts, group);
   funcol::wait(all, group);
   if (!std::is_sorted(order.begin(), order.end())) all = at::index_select(all, 0, at::tensor(order));
-  auto sums = funcol::all_gather(numerics::add_subtrees(all, count, ranges).contiguous(), 0, parts, group);
+  auto sums = funcol::all_gather(numerics::add_subtrees(all, count, ranges, numerics::kShortestOfShards).contiguous(),
+                                 0, parts, group);
   funcol::wait(sums, group);
   return sums;
 }

@@ -278,7 +278,7 @@ class Oracle {
       if (dense_[i].defined() != out[i][0].defined())
         return c10::str("output ", i, " is defined for full tensors or for local ones, but not for both");
       if (!dense_[i].defined() || std::count(states_.begin(), states_.end(), i) > 0) continue;
-      auto gathered = gather(out[i], test.out[i], test.mesh_shape, dense_[i].sizes());
+      auto gathered = gather(out[i], test.out[i], test.mesh_shape, dense_[i].sizes(), fewest_digits());
       auto why = gathered.problem.empty() ? difference(dense_[i], gathered.global, fewest_digits()) : gathered.problem;
       if (!why.empty()) return c10::str("output ", i, ": ", why);
     }

@@ -1,8 +1,8 @@
-// Products in bfloat16 on a processor that has instructions for it: the kernel (kernels/bfloat16_product.inc), the pass
+// Products in bfloat16 on a processor that has instructions for it: the kernel (bfloat16_product.inc), the pass
 // that puts it into programs (widen_bfloat16), and steps beside eager mode.
 #include "tessera/compile/api/compile.h"
-#include "tessera/compile/detail/codegen/bfloat16_product.h"
 #include "tessera/compile/detail/passes/passes.h"
+#include "tessera/numerics/detail/vector/bfloat16_product.h"
 #include "tessera/optim/adam.h"
 #include "tessera/testing/expect_error.h"
 
@@ -20,7 +20,7 @@ namespace {
 class Bfloat16 : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!cpu_kernels().multiply_bfloat16) GTEST_SKIP() << "this processor has no AVX-512 BF16";
+    if (!numerics::cpu_kernels().multiply_bfloat16) GTEST_SKIP() << "this processor has no AVX-512 BF16";
   }
 };
 
@@ -44,13 +44,13 @@ TEST_F(Bfloat16, ProductsRoundTheirOperandsAndNothingElse) {
         const auto bias = torch::randn({n});
         const auto exact = a.to(at::kBFloat16).to(at::kDouble).mm(b.to(at::kDouble)) + bias;
         auto out = torch::empty({m, n});
-        codegen::bfloat16_product(out, a, b, {.bias = bias});
+        numerics::bfloat16_product(out, a, b, {.bias = bias});
         EXPECT_TRUE(at::allclose(out.to(at::kDouble), exact, 0, 1e-5 * std::sqrt(static_cast<double>(k + 1))))
             << m << " x " << n << " x " << k << ", layout " << layout << ", float " << is_float;
         const auto threads = at::get_num_threads();
         at::set_num_threads(2);
         auto with_two = torch::empty({m, n});
-        codegen::bfloat16_product(with_two, a, b, {.bias = bias});
+        numerics::bfloat16_product(with_two, a, b, {.bias = bias});
         at::set_num_threads(threads);
         EXPECT_TRUE(at::equal(out, with_two)) << "two threads";
       }
@@ -58,9 +58,10 @@ TEST_F(Bfloat16, ProductsRoundTheirOperandsAndNothingElse) {
 
 TEST_F(Bfloat16, BadOperandsAreRefused) {
   const auto a = torch::randn({4, 8}), out = torch::empty({4, 4});
-  EXPECT_ERROR(UsageError, codegen::bfloat16_product(out, a, torch::randn({8, 4}).to(at::kDouble)), "b must be");
-  EXPECT_ERROR(UsageError, codegen::bfloat16_product(out, a, torch::randn({7, 4})), "a is [4, 8]", "b is [7, 4]");
-  EXPECT_ERROR(UsageError, codegen::bfloat16_product(torch::empty({4, 4}).t(), a, torch::randn({8, 4})), "out must be");
+  EXPECT_ERROR(UsageError, numerics::bfloat16_product(out, a, torch::randn({8, 4}).to(at::kDouble)), "b must be");
+  EXPECT_ERROR(UsageError, numerics::bfloat16_product(out, a, torch::randn({7, 4})), "a is [4, 8]", "b is [7, 4]");
+  EXPECT_ERROR(UsageError, numerics::bfloat16_product(torch::empty({4, 4}).t(), a, torch::randn({8, 4})),
+               "out must be");
 }
 
 // The product rounds %0. Memory of the caller keeps its dtype. The signs of results are equal; their values differ by a
@@ -204,7 +205,7 @@ TEST(Bfloat16Steps, AreCloseToEagerMode) {
         const auto x = torch::randn({2, 64, 64}).to(autocast ? at::kFloat : at::kBFloat16);
         losses[is_compiled].push_back(compiled(model, opt, x, autocast).template item<double>());
       }
-      if (!is_compiled || !cpu_kernels().multiply_bfloat16) continue;
+      if (!is_compiled || !numerics::cpu_kernels().multiply_bfloat16) continue;
       const auto listing = compiled.listing();
       for (const auto* kernel : {"\"attention\"", "\"attention_backward\"", "\"matmul_gelu_bf16\""})
         EXPECT_NE(listing.find(kernel), std::string::npos) << autocast << kernel << listing;

@@ -1,6 +1,6 @@
 // The kernels of Numerics::Fast (kernels/cpu_kernel_op.h): each one beside LibTorch and float64, on every kind of
 // vectors that this processor has, and the pass that puts them into programs.
-#include "tessera/compile/detail/kernels/cpu_kernels.h"
+#include "tessera/numerics/detail/vector/cpu_kernels.h"
 #include "tessera/base/detail/parallel.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/compile/detail/kernels/cpu_kernel_op.h"
@@ -255,7 +255,7 @@ TEST(CpuKernels, SpecialValues) {
   const auto x = torch::tensor({0.0F, -0.0F, nan, 1e30F, -1e30F, 1e-40F, 100.0F, -100.0F, 3.0F});
   for (const bool tanh : {false, true}) {
     const auto wanted = at::gelu(x, tanh ? "tanh" : "none");
-    for (const auto* kernels : all_cpu_kernels().kernels) {
+    for (const auto* kernels : numerics::all_cpu_kernels().kernels) {
       if (!kernels) continue;
       auto found = torch::empty_like(x);
       kernels->gelu(x.const_data_ptr<float>(), found.mutable_data_ptr<float>(), x.numel(), tanh);
@@ -283,15 +283,15 @@ TEST(CpuKernels, ProductsHaveTheSameBitsOnAllProcessors) {
             exact[i][j] += sum;
           }
         }
-      for (const auto* kernels : all_cpu_kernels().kernels) {
+      for (const auto* kernels : numerics::all_cpu_kernels().kernels) {
         if (!kernels || std::string(kernels->name) == "baseline") continue;
         auto out = torch::full({m, n}, 7.0F);
-        const ProductOperands product{m,
-                                      n,
-                                      k,
-                                      {a.const_data_ptr<float>(), a.stride(0), a.stride(1)},
-                                      {b.const_data_ptr<float>(), b.stride(0), b.stride(1)},
-                                      {out.mutable_data_ptr<float>(), n, 1}};
+        const numerics::ProductOperands<float> product{m,
+                                                       n,
+                                                       k,
+                                                       {a.const_data_ptr<float>(), a.stride(0), a.stride(1)},
+                                                       {b.const_data_ptr<float>(), b.stride(0), b.stride(1)},
+                                                       {out.mutable_data_ptr<float>(), n, 1}};
         for (int64_t j = 0; j < n; j += 2 * kernels->product_columns)
           kernels->multiply(product, 0, m, j, std::min(n, j + 2 * kernels->product_columns));
         EXPECT_TRUE(at::equal(out, by_scalars)) << kernels->name << " " << m << "x" << n << "x" << k << ", " << layout;

@@ -2,10 +2,10 @@
 #include "tessera/base/detail/parallel.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/compile/detail/codegen/product_choice.h"
-#include "tessera/compile/detail/codegen/tiled_product.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/models/mlp.h"
+#include "tessera/numerics/detail/vector/tiled_product.h"
 #include "tessera/optim/adam.h"
 #include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/expect_error.h"
@@ -64,7 +64,7 @@ TEST(TiledProduct, IsAsExactAsLibTorch) {
         const auto bias = has_bias ? std::optional(torch::randn({n})) : std::nullopt;
         const auto padded = torch::full({m, n + layout % 3}, 7.0);
         const auto out = padded.narrow(1, 0, n);
-        codegen::tiled_product(out, a, b, {.bias = bias});
+        numerics::tiled_product(out, a, b, {.bias = bias});
         auto exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
         if (has_bias) exact += bias->to(at::kDouble);
         const auto plain = has_bias ? at::addmm(*bias, a, b) : at::mm(a, b);
@@ -79,10 +79,10 @@ TEST(TiledProduct, HasTheSameBitsWithTwoThreads) {
   const auto one = torch::empty({300, 90}), two = torch::empty({300, 90});
   const auto threads = at::get_num_threads();
   at::set_num_threads(1);
-  codegen::tiled_product(one, a, b);
+  numerics::tiled_product(one, a, b);
   at::set_num_threads(2);
   const auto parts = parts_run_by_other_threads();
-  codegen::tiled_product(two, a, b);
+  numerics::tiled_product(two, a, b);
   EXPECT_EQ(parts_run_by_other_threads(), parts + 1);
   at::set_num_threads(threads);
   EXPECT_TRUE(at::equal(one, two));
@@ -91,7 +91,7 @@ TEST(TiledProduct, HasTheSameBitsWithTwoThreads) {
 TEST(TiledProduct, RefusesOtherOperands) {
   const auto x = torch::ones({4, 4});
   const auto call = [&](const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                        const std::optional<at::Tensor>& bias) { codegen::tiled_product(out, a, b, {.bias = bias}); };
+                        const std::optional<at::Tensor>& bias) { numerics::tiled_product(out, a, b, {.bias = bias}); };
   EXPECT_ERROR(UsageError, call(x, x.to(at::kDouble), x, {}), "a is a Double tensor");
   EXPECT_ERROR(UsageError, call(x, x, torch::ones({8, 8}).slice(0, 0, 8, 2).slice(1, 0, 8, 2), {}),
                "b of shape [4, 4] has strides [16, 2]");

@@ -200,7 +200,7 @@ TEST(InvariantMeshes, GroupedQueryAttentionHasTheSameBits) {
 // The comparison can fail: a sum whose order depends on the number of ranks changes the bits.
 TEST(InvariantMeshes, AnOrderDependentSumIsCaught) {
   const auto plant = [](Trainer& trainer, const Rank& me) {
-    const auto parts = static_cast<int64_t>(me.size() + 1);
+    const auto parts = static_cast<int64_t>(2 * me.size() + 1);  // two halves would be nodes of the tree
     for (const auto& p : trainer.model().module().parameters()) {
       if (p.dim() != 1) continue;
       p.register_hook([parts](const at::Tensor& gradient) {

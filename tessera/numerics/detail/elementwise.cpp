@@ -1,12 +1,14 @@
 #include "tessera/numerics/detail/elementwise.h"
 
 #include "tessera/base/error.h"
+#include "tessera/numerics/detail/vector/vector_ops.h"
 #include "tessera/tracing/op_mode.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -91,6 +93,37 @@ struct ElementwiseCall {
   }
 };
 
+// ---- gelu: a kernel that products have as an epilogue, too
+
+// The memory of a dense tensor as a vector.
+at::Tensor as_vector(const at::Tensor& t) { return t.as_strided({t.numel()}, {1}); }
+at::Tensor with_layout_of(const at::Tensor& like, const at::Tensor& t) {
+  if (t.strides() == like.strides()) return t;
+  return at::empty_like(like).copy_(t);
+}
+
+// gelu(x, approximate) and gelu_backward(gradient, x, approximate) in float32 on the CPU. False: another op.
+bool run_gelu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& name = op.operator_name();
+  const bool backward = name.name == "aten::gelu_backward";
+  if ((!backward && name.name != "aten::gelu") || !name.overload_name.empty()) return false;
+  const auto arguments = torch::jit::last(*stack, backward ? 3 : 2);
+  const auto x = arguments[backward].toTensor();
+  const bool tanh = arguments.back().toStringRef() == "tanh";
+  const auto covers = [](const at::Tensor& t) { return t.is_cpu() && t.scalar_type() == at::kFloat && !t.is_neg(); };
+  if (!covers(x) || (backward && (!covers(arguments[0].toTensor()) || arguments[0].toTensor().sizes() != x.sizes())))
+    return false;
+  const auto out = at::empty_like(x), dense = with_layout_of(out, x);
+  if (backward)
+    vector_gelu_backward(as_vector(out), as_vector(with_layout_of(out, arguments[0].toTensor())), as_vector(dense),
+                         tanh);
+  else
+    vector_gelu(as_vector(out), as_vector(dense), tanh);
+  torch::jit::drop(*stack, backward ? 3 : 2);
+  stack->emplace_back(out);
+  return true;
+}
+
 // The kernel of tessera::elementwise_<name of op>.
 class ElementwiseKernel final : public c10::OperatorKernel {
  public:
@@ -123,6 +156,7 @@ c10::OperatorHandle registered_elementwise(const c10::OperatorHandle& op) {
 void run_elementwise(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const OpModesOff no_modes;
   const at::AutoDispatchBelowADInplaceOrView below;
+  if (run_gelu(op, stack)) return;
   const ElementwiseCall call(op, stack);
   // A call of scalars alone has one element: scalar code on every mesh.
   if (call.tensors.empty() || call.count == 0 || call.runs_as_it_is()) return op.callBoxed(stack);

@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/numerics/detail/sum_tree.h"
+#include "tessera/numerics/detail/vector/cpu_kernels.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -24,14 +25,22 @@ std::vector<SumStep> steps_of(const Terms& terms, int64_t block);
 // Throws UsageError for a tensor that is not float32 or float64 on the CPU. `what`: "a product".
 void check_dtype(const at::Tensor& x, const char* what);
 
-// The complete subtrees of the product of a (B, M, K) and b (B, K, N), any strides: a tensor (subtrees, B, M, N).
-// Requires: K == size of k.owned.
-// `kernel`: which of tile_kernels() computes it, for tests.
-at::Tensor product_subtrees(const at::Tensor& a, const at::Tensor& b, const Terms& k, size_t kernel = 0);
+// The order of the sums of products over K.
+std::vector<SumStep> product_steps(const Terms& k);
+
+// The complete subtrees of the product of a (B, M, K) and b (B, K, N), any strides: a tensor (subtrees, B, M, N). B can
+// be missing. Requires: K == size of k.owned. `kernels`: for tests.
+at::Tensor product_subtrees(const at::Tensor& a, const at::Tensor& b, const Terms& k,
+                            const CpuKernels& kernels = cpu_kernels());
+std::vector<int64_t> product_sizes(const at::Tensor& a, const at::Tensor& b, const Terms& k);  // of the result
+void product_subtrees_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, const Terms& k,
+                           const CpuKernels& kernels = cpu_kernels());
 
 // The complete subtrees of the sum of x over one dim: a tensor (subtrees, sizes without dim). Requires:
 // x.size(dim) == size of terms.owned.
 at::Tensor sum_subtrees(const at::Tensor& x, int64_t dim, const Terms& terms);
+std::vector<int64_t> sum_sizes(const at::Tensor& x, int64_t dim, const Terms& terms);  // of the result
+void sum_subtrees_into(const at::Tensor& out, const at::Tensor& x, int64_t dim, const Terms& terms);
 
 // The complete subtrees of the gradient of an embedding table: a tensor (subtrees, rows, D). Row indices[t] gets the
 // sum of grad[t] over the tokens t of that row. grad (T, D), indices (T). Rows below 0 or from `rows` on get nothing,
@@ -39,7 +48,9 @@ at::Tensor sum_subtrees(const at::Tensor& x, int64_t dim, const Terms& terms);
 at::Tensor embedding_gradient_subtrees(const at::Tensor& grad, const at::Tensor& indices, int64_t rows,
                                        int64_t padding_index, const Terms& tokens);
 
-// The sum, from the complete subtrees of all ranks in ascending order: (subtrees, ...) -> (...).
-at::Tensor add_subtrees(const at::Tensor& subtrees, int64_t terms, const std::vector<IndexRange>& ranges);
+// The sum, from the complete subtrees of all ranks in ascending order: (subtrees, ...) -> (...). `shortest` as in
+// leaf_bounds().
+at::Tensor add_subtrees(const at::Tensor& subtrees, int64_t terms, const std::vector<IndexRange>& ranges,
+                        int64_t shortest = kShortestShard);
 
 }  // namespace tessera::numerics

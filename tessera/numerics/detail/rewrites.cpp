@@ -54,9 +54,8 @@ Tensor sum_one(const Tensor& x, int64_t dim, bool keepdim) {
 Tensor product(const Tensor& a, const Tensor& b) {
   const bool batched = a.dim() == 3;
   return sum_over_mesh({batched ? "aten::bmm" : "aten::mm", {a, b}, {a.dim() - 1, a.dim() - 2}}, a.size(0),
-                       [batched](const std::vector<Tensor>& locals, const Terms& k, IndexRange) {
-                         if (batched) return tree_product(locals[0], locals[1], k);
-                         return tree_product(locals[0].unsqueeze(0), locals[1].unsqueeze(0), k).squeeze(1);
+                       [](const std::vector<Tensor>& locals, const Terms& k, IndexRange) {
+                         return tree_product(locals[0], locals[1], k);
                        });
 }
 
@@ -328,76 +327,72 @@ void run_nll_loss_backward(Stack* stack, size_t count) {
 // ---- attention on local heads ----
 
 struct AttentionCall {
-  Tensor q, k, v;  // (batch * heads, positions, features)
-  std::vector<int64_t> heads;
+  Tensor query, key, value;  // (batch, heads, positions, features)
   Tensor mask;
   bool causal;
   double scale;
 
   // `first`: the position of query; `options`: of dropout_p.
-  AttentionCall(const Arguments& args, size_t first, size_t options) {
-    const auto query = args.tensor(first), key = args.tensor(first + 1), value = args.tensor(first + 2);
+  AttentionCall(const Arguments& args, size_t first, size_t options)
+      : query(args.tensor(first)), key(args.tensor(first + 1)), value(args.tensor(first + 2)) {
     TESSERA_CHECK(query.size(1) == key.size(1), UsageError, "Numerics::Invariant: attention of ", query.size(1),
                   " heads of queries and ", key.size(1), " of keys; repeat the keys and values of shared heads");
     TESSERA_CHECK(args.number(options) == 0, UsageError, "Numerics::Invariant: attention with dropout ",
                   args.number(options), " draws from a generator that depends on the mesh; use dropout 0");
-    heads = {query.size(0), query.size(1)};
-    q = flat(query);
-    k = flat(key);
-    v = flat(value);
     causal = args[options + 1].toBool();
     if (const auto given = args.optional_tensor(options + 2)) mask = *given;
-    scale = args[options + 3].isNone() ? 1 / std::sqrt(static_cast<double>(q.size(2))) : args.number(options + 3);
+    scale = args[options + 3].isNone() ? 1 / std::sqrt(static_cast<double>(query.size(3))) : args.number(options + 3);
   }
+  // (batch * heads, positions, features)
   static Tensor flat(const Tensor& x) { return x.reshape({x.size(0) * x.size(1), x.size(2), x.size(3)}); }
-  Tensor by_heads(const Tensor& x) const { return x.view({heads[0], heads[1], x.size(1), x.size(2)}); }
+  Tensor by_heads(const Tensor& x) const { return x.view({query.size(0), query.size(1), x.size(1), x.size(2)}); }
 
   // Scaled and masked q k^T.
   Tensor scores() const {
-    auto s = product(q, k.transpose(1, 2)) * scale;
+    auto s = product(flat(query), flat(key).transpose(1, 2)) * scale;
     constexpr double kNone = -std::numeric_limits<double>::infinity();
     if (causal) {
-      const auto options = q.options().dtype(at::kLong);
-      const auto later = at::arange(k.size(1), options).gt(at::arange(q.size(1), options).unsqueeze(1));
+      const auto options = query.options().dtype(at::kLong);
+      const auto later = at::arange(key.size(2), options).gt(at::arange(query.size(2), options).unsqueeze(1));
       s = at::where(later, at::scalar_tensor(kNone, s.options()), s);
     }
-    if (!mask.defined()) return s;
     const auto masked = by_heads(s);
     if (mask.scalar_type() == at::kBool) return flat(at::where(mask, masked, at::scalar_tensor(kNone, s.options())));
     return flat(masked + mask);
   }
 };
 
-// Attention without a mask tensor: the steps between the products are loops over rows.
+// Attention without a mask tensor is a kernel of its own.
 void run_attention(Stack* stack, size_t count) {
   Arguments args(stack, count);  // query, key, value, dropout_p, is_causal, attn_mask, scale -> output, logsumexp
   const AttentionCall call(args, 0, 3);
   if (!call.mask.defined()) {
-    const auto [out, largest, sums] = row_attention(call.q, call.k, call.v, call.causal, call.scale);
-    const auto logsumexp = largest + at::log(sums);
-    return args.reply(call.by_heads(out), logsumexp.view({call.heads[0], call.heads[1], -1}));
+    auto [out, logsumexp] = row_attention(call.query, call.key, call.value, call.causal, call.scale);
+    return args.reply(out, logsumexp);
   }
   const auto scores = call.scores();
   const auto largest = at::amax(scores, {2}, true);
   const auto exponentials = at::exp(scores - largest);
   const auto sum = sum_dims(exponentials, {2}, true);
-  const auto out = product(exponentials / sum, call.v);
+  const auto out = product(exponentials / sum, AttentionCall::flat(call.value));
   args.reply(call.by_heads(out), call.by_heads(largest + at::log(sum)).squeeze(3));
 }
 
 void run_attention_backward(Stack* stack, size_t count) {
   Arguments args(stack, count);  // grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale
   const AttentionCall call(args, 1, 6);
-  const auto dy = AttentionCall::flat(args.tensor(0)), out = AttentionCall::flat(args.tensor(4));
   if (!call.mask.defined()) {
-    const auto [dq, dk, dv] = row_attention_backward(
-        dy, call.q, call.k, call.v, out, args.tensor(5).reshape({call.q.size(0), -1}), call.causal, call.scale);
-    return args.reply(call.by_heads(dq), call.by_heads(dk), call.by_heads(dv));
+    auto [dq, dk, dv] = row_attention_backward(args.tensor(0), call.query, call.key, call.value, args.tensor(4),
+                                               args.tensor(5), call.causal, call.scale);
+    return args.reply(dq, dk, dv);
   }
-  const auto p = at::exp(call.scores() - args.tensor(5).reshape({-1, call.q.size(1), 1}));
-  const auto dp = product(dy, call.v.transpose(1, 2));
+  const auto dy = AttentionCall::flat(args.tensor(0)), out = AttentionCall::flat(args.tensor(4)),
+             q = AttentionCall::flat(call.query), k = AttentionCall::flat(call.key),
+             v = AttentionCall::flat(call.value);
+  const auto p = at::exp(call.scores() - args.tensor(5).reshape({-1, q.size(1), 1}));
+  const auto dp = product(dy, v.transpose(1, 2));
   const auto ds = (p * (dp - sum_dims(dy * out, {2}, true))) * call.scale;
-  args.reply(call.by_heads(product(ds, call.k)), call.by_heads(product(ds.transpose(1, 2), call.q)),
+  args.reply(call.by_heads(product(ds, k)), call.by_heads(product(ds.transpose(1, 2), q)),
              call.by_heads(product(p.transpose(1, 2), dy)));
 }
 

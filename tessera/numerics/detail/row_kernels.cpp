@@ -297,32 +297,27 @@ void sum_rows(const T* x, int64_t rows, const RowSteps& steps, T* out, int64_t s
   run_rows(typename RowLoops<T>::Sum{x, steps, subtrees, out, subtree_stride}, rows, steps.n);
 }
 
-template <class T>
-void norm_rows(const T* x, int64_t rows, const RowSteps& steps, const T* weight, const T* bias, double eps, T* y,
-               T* mean, T* rstd) {
-  run_rows(typename RowLoops<T>::Norm{x, steps, weight, bias, static_cast<T>(eps), y, mean, rstd}, rows, steps.n);
+void norm_rows(const double* x, int64_t rows, const RowSteps& steps, const double* weight, const double* bias,
+               double eps, double* y, double* mean, double* rstd) {
+  run_rows(RowLoops<double>::Norm{x, steps, weight, bias, static_cast<double>(eps), y, mean, rstd}, rows, steps.n);
 }
 
-template <class T>
-void norm_backward_rows(const T* dy, const T* x, int64_t rows, const RowSteps& steps, const T* weight, const T* mean,
-                        const T* rstd, T* dx, T* products) {
-  run_rows(typename RowLoops<T>::NormBackward{dy, x, steps, weight, mean, rstd, dx, products}, rows, steps.n);
+void norm_backward_rows(const double* dy, const double* x, int64_t rows, const RowSteps& steps, const double* weight,
+                        const double* mean, const double* rstd, double* dx, double* products) {
+  run_rows(RowLoops<double>::NormBackward{dy, x, steps, weight, mean, rstd, dx, products}, rows, steps.n);
 }
 
-template <class T>
-void shift_scores(T* x, int64_t rows, int64_t n, int64_t queries, double scale, bool causal, T* largest,
-                  const T* given) {
-  run_rows(typename RowLoops<T>::Shift{x, n, queries, static_cast<T>(scale), causal, largest, given}, rows, n);
+void shift_scores(double* x, int64_t rows, int64_t n, int64_t queries, double scale, bool causal, double* largest,
+                  const double* given) {
+  run_rows(RowLoops<double>::Shift{x, n, queries, static_cast<double>(scale), causal, largest, given}, rows, n);
 }
 
-template <class T>
-void divide_by_sums(T* x, int64_t rows, const RowSteps& steps, T* sums) {
-  run_rows(typename RowLoops<T>::DivideBySums{x, steps, sums}, rows, steps.n);
+void divide_by_sums(double* x, int64_t rows, const RowSteps& steps, double* sums) {
+  run_rows(RowLoops<double>::DivideBySums{x, steps, sums}, rows, steps.n);
 }
 
-template <class T>
-void score_gradients(const T* p, T* dp, int64_t rows, int64_t n, const T* delta, double scale) {
-  run_rows(typename RowLoops<T>::ScoreGradients{p, dp, n, delta, static_cast<T>(scale)}, rows, n);
+void score_gradients(const double* p, double* dp, int64_t rows, int64_t n, const double* delta, double scale) {
+  run_rows(RowLoops<double>::ScoreGradients{p, dp, n, delta, static_cast<double>(scale)}, rows, n);
 }
 
 template <class T>
@@ -337,17 +332,9 @@ void adam_elements(const AdamStep& step, int64_t n, T* parameter, const T* gradi
            n, 1);
 }
 
-#define TESSERA_ROW_KERNELS(T)                                                                                     \
-  template void sum_rows(const T*, int64_t, const RowSteps&, T*, int64_t);                                         \
-  template void norm_rows(const T*, int64_t, const RowSteps&, const T*, const T*, double, T*, T*, T*);             \
-  template void norm_backward_rows(const T*, const T*, int64_t, const RowSteps&, const T*, const T*, const T*, T*, \
-                                   T*);                                                                            \
-  template void shift_scores(T*, int64_t, int64_t, int64_t, double, bool, T*, const T*);                           \
-  template void divide_by_sums(T*, int64_t, const RowSteps&, T*);                                                  \
-  template void score_gradients(const T*, T*, int64_t, int64_t, const T*, double);                                 \
-  template void adam_elements(const AdamStep&, int64_t, T*, const T*, T*, T*, T*)
-TESSERA_ROW_KERNELS(float);
-TESSERA_ROW_KERNELS(double);
-#undef TESSERA_ROW_KERNELS
+template void sum_rows(const float*, int64_t, const RowSteps&, float*, int64_t);
+template void sum_rows(const double*, int64_t, const RowSteps&, double*, int64_t);
+template void adam_elements(const AdamStep&, int64_t, float*, const float*, float*, float*, float*);
+template void adam_elements(const AdamStep&, int64_t, double*, const double*, double*, double*, double*);
 
 }  // namespace tessera::numerics

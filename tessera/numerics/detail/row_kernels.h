@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-// Loops over the rows of matrices (rows, n) under Numerics::Invariant: sums over a row, norms, and the parts of
-// attention between its products.
+// Loops over the rows of matrices (rows, n) under Numerics::Invariant: sums over a row and Adam, and in float64 norms
+// and the parts of attention between its products. Those in float32 are in vector/cpu_kernels.h.
 //
 // They use + - * / and sqrt alone, which IEEE 754 rounds correctly, and the order of sum_tree.h. 16 rows are computed
 // together, and a lane of a vector is one row. So the bits of a row depend on that row alone, and not on the number of
@@ -29,30 +29,25 @@ void sum_rows(const T* x, int64_t rows, const RowSteps& steps, T* out, int64_t s
 
 // y = (x - mean) * rstd * weight + bias,  rstd = 1 / sqrt(mean of squares + eps). weight and bias can be null.
 // An rms norm has no mean: pass null.
-template <class T>
-void norm_rows(const T* x, int64_t rows, const RowSteps& steps, const T* weight, const T* bias, double eps, T* y,
-               T* mean, T* rstd);
+void norm_rows(const double* x, int64_t rows, const RowSteps& steps, const double* weight, const double* bias,
+               double eps, double* y, double* mean, double* rstd);
 
 // Backward of norm_rows:  dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  g = dy * weight,  xhat = (x - mean) *
 // rstd For an rms norm (mean null) without the term mean(g). Writes dy * xhat to `products`, whose sum over rows is the
 // gradient of the weight. dx or products can be null.
-template <class T>
-void norm_backward_rows(const T* dy, const T* x, int64_t rows, const RowSteps& steps, const T* weight, const T* mean,
-                        const T* rstd, T* dx, T* products);
+void norm_backward_rows(const double* dy, const double* x, int64_t rows, const RowSteps& steps, const double* weight,
+                        const double* mean, const double* rstd, double* dx, double* products);
 
 // Scores of attention, in place: x * scale - c. Row r has the query r % queries; with `causal`, keys behind the query
 // get -infinity. c is the maximum of the row, which is written to `largest`, or given[row] if `given` is not null.
-template <class T>
-void shift_scores(T* x, int64_t rows, int64_t n, int64_t queries, double scale, bool causal, T* largest,
-                  const T* given);
+void shift_scores(double* x, int64_t rows, int64_t n, int64_t queries, double scale, bool causal, double* largest,
+                  const double* given);
 
 // Divides each row by its sum, in place. Writes the sums.
-template <class T>
-void divide_by_sums(T* x, int64_t rows, const RowSteps& steps, T* sums);
+void divide_by_sums(double* x, int64_t rows, const RowSteps& steps, double* sums);
 
 // ds = p * (dp - delta) * scale, in place of dp.
-template <class T>
-void score_gradients(const T* p, T* dp, int64_t rows, int64_t n, const T* delta, double scale);
+void score_gradients(const double* p, double* dp, int64_t rows, int64_t n, const double* delta, double scale);
 
 // One step of Adam or AdamW with numbers that depend on the step alone.
 struct AdamStep {

@@ -96,26 +96,27 @@ int64_t add_node(const std::vector<int64_t>& bounds, LeafRange node, const std::
 
 }  // namespace
 
-std::vector<int64_t> leaf_bounds(int64_t n) {
-  std::vector<int64_t> bounds;
+std::vector<int64_t> leaf_bounds(int64_t n, int64_t shortest) {
+  std::vector<int64_t> bounds = {0, n};
   for (const auto ranks : kRankCounts) {
     const int64_t shard = (n + ranks - 1) / ranks;
-    for (int64_t r = 0; r <= ranks; r++) bounds.push_back(std::min(n, r * shard));
+    if (shard < shortest || (n % ranks != 0 && n < kLongSum)) continue;
+    for (int64_t r = 1; r < ranks; r++) bounds.push_back(std::min(n, r * shard));
   }
   std::sort(bounds.begin(), bounds.end());
   bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
   return bounds;
 }
 
-std::vector<IndexRange> complete_subtrees(int64_t n, IndexRange owned) {
+std::vector<IndexRange> complete_subtrees(int64_t n, IndexRange owned, int64_t shortest) {
   std::vector<IndexRange> subtrees;
   if (owned.begin == owned.end) return subtrees;
-  const auto bounds = leaf_bounds(n);
+  const auto bounds = leaf_bounds(n, shortest);
   for (const auto end : {owned.begin, owned.end})
     TESSERA_CHECK(std::binary_search(bounds.begin(), bounds.end(), end), ShardingError,
                   "Numerics::Invariant: a sum of ", n, " terms is sharded into [", owned.begin, ", ", owned.end,
-                  ") on this rank, which is not a shard of 2, 3, 4, 6, 8, 12 or 24 ranks; shard the dim over one of "
-                  "these numbers of ranks, or redistribute it to Replicate");
+                  ") on this rank, which is not one of 2, 3, 4, 6, 8, 12 or 24 equal shards of at least ", shortest,
+                  " terms; redistribute the dim to Replicate");
   append_subtrees(bounds, {0, bounds.size() - 1}, owned, subtrees);
   return subtrees;
 }
@@ -150,9 +151,9 @@ std::vector<SumStep> sum_steps(int64_t n, IndexRange owned, int64_t block) {
 }
 
 std::vector<SumStep> part_steps(int64_t n, IndexRange owned, int64_t most, size_t count) {
-  const auto bounds = leaf_bounds(n);
+  const auto bounds = leaf_bounds(n, kShortestOfShards);
   const auto length = [](IndexRange range) { return range.end - range.begin; };
-  const auto subtrees = complete_subtrees(n, owned);
+  const auto subtrees = complete_subtrees(n, owned, kShortestOfShards);
   auto parts = subtrees;
   for (;;) {
     const auto longest = std::max_element(parts.begin(), parts.end(),
@@ -174,7 +175,8 @@ std::vector<SumStep> nested_steps(int64_t count, IndexRange shards, int64_t term
   const auto of_shard = sum_steps(terms, {0, terms}, block);
   std::vector<SumStep> steps, outer_steps;
   append_divided(
-      leaf_bounds(count), shards, [](IndexRange node) { return node.end - node.begin == 1; }, outer_steps);
+      leaf_bounds(count, kShortestOfShards), shards, [](IndexRange node) { return node.end - node.begin == 1; },
+      outer_steps);
   for (const auto& outer : outer_steps) {
     for (auto step : of_shard) {
       step.begin += (outer.begin - shards.begin) * terms;
@@ -197,8 +199,8 @@ int stack_depth(const std::vector<SumStep>& steps) {
   return most;
 }
 
-std::vector<AddStep> add_steps(int64_t n, const std::vector<IndexRange>& subtrees) {
-  const auto bounds = leaf_bounds(n);
+std::vector<AddStep> add_steps(int64_t n, const std::vector<IndexRange>& subtrees, int64_t shortest) {
+  const auto bounds = leaf_bounds(n, shortest);
   std::vector<AddStep> steps;
   add_node(bounds, {0, bounds.size() - 1}, subtrees, steps);
   return steps;

@@ -13,8 +13,7 @@
 //       -> (Tensor y, Tensor mean, Tensor rstd)
 //   tessera::row_norm_backward(Tensor dy, Tensor x, int dims, Tensor? mean, Tensor rstd, Tensor? weight,
 //       bool of_input, bool of_weight) -> (Tensor dx, Tensor products)
-//   tessera::row_attention(Tensor q, Tensor k, Tensor v, bool causal, float scale)
-//       -> (Tensor out, Tensor largest, Tensor sums)
+//   tessera::row_attention(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor out, Tensor logsumexp)
 //   tessera::row_attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logsumexp, bool causal,
 //       float scale) -> (Tensor dq, Tensor dk, Tensor dv)
 //   tessera::add_at(Tensor self, int dim, Tensor index, Tensor src) -> Tensor
@@ -22,7 +21,8 @@
 //   tessera::add_disjoint(Tensor all, str what) -> Tensor
 //   tessera::elementwise_<op>(...)      arguments of aten::<op> (elementwise.h)
 //
-// `terms` has the fields of Terms. Tensors of results that were not asked for are empty.
+// `terms` has the fields of Terms. Tensors of results that were not asked for are empty. Most have an overload `out`
+// with the results as arguments.
 namespace tessera::numerics {
 
 at::Tensor tree_product(const at::Tensor& a, const at::Tensor& b, const Terms& k);
@@ -40,10 +40,10 @@ std::tuple<at::Tensor, at::Tensor> row_norm_backward(const at::Tensor& dy, const
                                                      const std::optional<at::Tensor>& weight, bool of_input,
                                                      bool of_weight);
 
-// Attention without a mask tensor, on (heads, positions, features): the result, the largest score of each query, and
-// the sum of exp(score - largest).
-std::tuple<at::Tensor, at::Tensor, at::Tensor> row_attention(const at::Tensor& q, const at::Tensor& k,
-                                                             const at::Tensor& v, bool causal, double scale);
+// Attention without a mask tensor, on (batch, heads, positions, features): the result, and the logarithm of the sum of
+// exp(score) of each query.
+std::tuple<at::Tensor, at::Tensor> row_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                 bool causal, double scale);
 std::tuple<at::Tensor, at::Tensor, at::Tensor> row_attention_backward(const at::Tensor& dy, const at::Tensor& q,
                                                                       const at::Tensor& k, const at::Tensor& v,
                                                                       const at::Tensor& out,

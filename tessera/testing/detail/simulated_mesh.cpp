@@ -103,7 +103,7 @@ Tensor reduced(const std::vector<Tensor>& terms, ReduceOp op) {
 }
 
 // Combines the values of the ranks along one mesh axis that does not shard. Sets `problem` if they contradict.
-Tensor combine(const std::vector<Tensor>& terms, const Placement& p, std::string& problem) {
+Tensor combine(const std::vector<Tensor>& terms, const Placement& p, at::ScalarType computed_in, std::string& problem) {
   switch (p.kind) {
     case Placement::Kind::Partial:
       return reduced(terms, p.op).to(terms[0].scalar_type());
@@ -122,7 +122,8 @@ Tensor combine(const std::vector<Tensor>& terms, const Placement& p, std::string
       break;
   }
   for (size_t i = 1; i < terms.size(); i++)
-    if (auto why = difference(terms[0], terms[i]); !why.empty()) problem = c10::str("R, but ranks differ: ", why);
+    if (auto why = difference(terms[0], terms[i], computed_in); !why.empty())
+      problem = c10::str("R, but ranks differ: ", why);
   return terms[0];
 }
 
@@ -226,11 +227,11 @@ std::vector<Tensor> scatter(const Tensor& global, PlacementsRef placements, c10:
 }
 
 GatherResult gather(const std::vector<Tensor>& locals, PlacementsRef placements, c10::IntArrayRef mesh_shape,
-                    c10::IntArrayRef sizes) {
+                    c10::IntArrayRef sizes, at::ScalarType computed_in) {
   if (!locals[0].is_cpu()) {
     std::vector<Tensor> copies;
     for (const auto& local : locals) copies.push_back(local.cpu());
-    return gather(copies, placements, mesh_shape, sizes);
+    return gather(copies, placements, mesh_shape, sizes, computed_in);
   }
   GatherResult result;
   // First the axes that shard: for each coordinate of the other axes, write all shards into one tensor. It is stored at
@@ -264,7 +265,7 @@ GatherResult gather(const std::vector<Tensor>& locals, PlacementsRef placements,
         parts.push_back(part);
         part = Tensor();
       }
-      globals[rank] = combine(parts, placements[axis], result.problem);
+      globals[rank] = combine(parts, placements[axis], computed_in, result.problem);
     }
   }
   result.global = globals[0];

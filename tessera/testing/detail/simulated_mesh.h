@@ -21,9 +21,9 @@ struct GatherResult {
   std::string problem;  // why the local tensors do not form one global tensor; empty if they do
 };
 
-// The inverse of scatter(), up to rounding, on the CPU. `sizes` are the global sizes.
+// The inverse of scatter(), up to rounding, on the CPU. `sizes` are the global sizes; `computed_in` as in difference().
 GatherResult gather(const std::vector<at::Tensor>& locals, PlacementsRef placements, c10::IntArrayRef mesh_shape,
-                    c10::IntArrayRef sizes);
+                    c10::IntArrayRef sizes, at::ScalarType computed_in = at::ScalarType::Undefined);
 
 // The mesh coordinates of a rank.
 std::vector<int64_t> coordinate_of(int64_t rank, c10::IntArrayRef mesh_shape);

@@ -62,7 +62,7 @@ void offloads(Rank& me, bool pinned) {
   const MLP start(models::mlp_module());
   auto data = batches(2);
   for (auto& batch : data) batch = batch.to(device);
-  auto plain = clone(start, device), model = clone(start);
+  auto plain = clone(start, device), model = clone(start, device);
   fully_shard(model, {.mesh = init_device_mesh(me.world, "cuda", {2}, {"dp"}),
                       .mp_policy = {.param_dtype = at::kBFloat16},
                       .offload_policy = CPUOffloadPolicy(pinned)});

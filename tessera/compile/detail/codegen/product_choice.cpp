@@ -4,7 +4,7 @@
 #include "tessera/compile/detail/codegen/kernel_library.h"
 #include "tessera/compile/detail/codegen/private_files.h"
 #include "tessera/compile/detail/codegen/system_compiler.h"
-#include "tessera/compile/detail/codegen/tiled_product.h"
+#include "tessera/numerics/detail/vector/tiled_product.h"
 #include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -52,7 +52,7 @@ bool measure(const ProductShape& shape) {
     for (const bool tiled : {false, true}) {
       const auto begin = cpu_seconds();
       if (tiled)
-        tiled_product(out, a, b);
+        numerics::tiled_product(out, a, b);
       else
         at::mm_out(out, a, b);
       if (i > 0) best[tiled] = std::min(best[tiled], cpu_seconds() - begin);  // the first run sets up the library

@@ -8,7 +8,7 @@
 #include <map>
 #include <optional>
 
-// Replaces large matrix products on the CPU by our own (codegen/tiled_product.h) where these are faster.
+// Replaces large matrix products on the CPU by our own (numerics/detail/vector/tiled_product.h) where these are faster.
 //
 //                                                           %3: f32[512, 256] = aten.empty_strided(...)
 //   %3: f32[512, 256] = aten.addmm(%2, %0, %1, 1, 1)   ->   tessera.cpu_kernel([%3!], [%0, %1, %2], [], "matmul")

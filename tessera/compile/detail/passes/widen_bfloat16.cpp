@@ -1,7 +1,7 @@
 #include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/kernels/cpu_kernels.h"
 #include "tessera/compile/detail/passes/passes.h"
+#include "tessera/numerics/detail/vector/cpu_kernels.h"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,8 @@
 #include <string_view>
 
 // Rounds to bfloat16 only where it pays, in matrix products: they round their operands while they copy them
-// (kernels/bfloat16_product.inc). Other values of the program in bfloat16 become float32, and the casts between vanish.
+// (numerics/detail/vector/bfloat16_product.inc). Other values of the program in bfloat16 become float32, and the casts
+// between vanish.
 //
 //   %2: bf16[64, 32] = aten._to_copy(%0, 15, ...)
 //   %3: bf16[32, 48] = aten._to_copy(%1, 15, ...)         %4: f32[64, 48] = aten.empty_strided(...)
@@ -322,7 +323,7 @@ class WidenBfloat16 {
 }  // namespace
 
 Matched widen_bfloat16(Program& program) {
-  return cpu_kernels().multiply_bfloat16 ? WidenBfloat16(program, true).run() : Matched{};
+  return numerics::cpu_kernels().multiply_bfloat16 ? WidenBfloat16(program, true).run() : Matched{};
 }
 
 void compute_in_float32(Program& program) { WidenBfloat16(program, false).run(); }

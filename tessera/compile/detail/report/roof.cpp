@@ -1,8 +1,8 @@
 #include "tessera/compile/detail/report/roof.h"
 
-#include "tessera/compile/detail/codegen/tiled_product.h"
 #include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/numerics/detail/vector/tiled_product.h"
 #include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -37,7 +37,7 @@ Roof measure_roof() {
   const auto a = at::ones({kSize, kSize}), b = at::ones({kSize, kSize});
   auto out = at::empty({kSize, kSize}), from = at::ones({kCopied}), to = at::empty({kCopied});
   const auto product =
-      std::min(best_seconds([&] { at::mm_out(out, a, b); }), best_seconds([&] { codegen::tiled_product(out, a, b); }));
+      std::min(best_seconds([&] { at::mm_out(out, a, b); }), best_seconds([&] { numerics::tiled_product(out, a, b); }));
   const auto copy = best_seconds([&] { to.copy_(from); });
   return {2e-9 * kSize * kSize * kSize / product, 2e-9 * 4 * kCopied / copy};
 }

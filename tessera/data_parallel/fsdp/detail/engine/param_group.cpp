@@ -97,9 +97,10 @@ void ParamGroup::shard_parameters() {
   make_sharded_params();
 }
 
+bool ParamGroup::pins_shard() const { return options_.offload && options_.pin_memory && device_.is_cuda(); }
+
 at::Tensor ParamGroup::new_shard(const at::TensorOptions& options) const {
-  const bool pinned = options_.offload && options_.pin_memory && device_.is_cuda();
-  return at::zeros({layout_.shard_numel()}, options.requires_grad(false).pinned_memory(pinned));
+  return at::zeros({layout_.shard_numel()}, options.requires_grad(false).pinned_memory(pins_shard()));
 }
 
 void ParamGroup::attach_to_schedule(ScheduleContext context) {
@@ -212,7 +213,7 @@ void ParamGroup::unshard() {
     reshard_shard_.reset();
     all_gather_input_ = flat_param_.tensor_data();  // not an op: in a compiled step the shard is not one of the leaves
     all_gather_input_ = all_gather_input_.to(all_gather_input_.options().device(device_).dtype(unsharded_dtype()),
-                                             /*non_blocking=*/all_gather_input_.is_pinned(),
+                                             /*non_blocking=*/pins_shard(),
                                              /*copy=*/options_.offload && shard_group_->size() == 1);
     all_gather_group_ = shard_group_;
   }

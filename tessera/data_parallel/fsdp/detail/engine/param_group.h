@@ -146,6 +146,7 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   void follow_flat_param();
   void switch_to_unsharded(size_t i, const at::Tensor& unsharded);
   void make_sharded_params();
+  bool pins_shard() const;
   at::Tensor new_shard(const at::TensorOptions& options) const;
   void switch_to_sharded();
   void free_buffer();

@@ -1,16 +1,16 @@
 #ifdef __x86_64__
-#include "tessera/compile/detail/kernels/cpu_kernels.h"
+#include "tessera/numerics/detail/vector/cpu_kernels.h"
 
-namespace tessera::compiler {
+namespace tessera::numerics {
 namespace {
 
 constexpr int kLanes = 16, kTileRows = 8;
-#include "tessera/compile/detail/kernels/vector_kernels.inc"
+#include "tessera/numerics/detail/vector/vector_kernels.inc"
 
 }  // namespace
 
 extern const CpuKernels kAvx512Kernels;
 const CpuKernels kAvx512Kernels = kernels_named("avx512");
 
-}  // namespace tessera::compiler
+}  // namespace tessera::numerics
 #endif

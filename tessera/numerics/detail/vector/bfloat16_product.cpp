@@ -1,4 +1,4 @@
-#include "tessera/compile/detail/codegen/bfloat16_product.h"
+#include "tessera/numerics/detail/vector/bfloat16_product.h"
 
 #include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-namespace tessera::compiler::codegen {
+namespace tessera::numerics {
 namespace {
 
 Bfloat16Operand operand_of(const at::Tensor& t, const char* name) {
@@ -24,7 +24,7 @@ Bfloat16Operand operand_of(const at::Tensor& t, const char* name) {
 }
 
 // A float32 tensor without gaps, with the elements of `out`.
-StridedMatrix<float> like_out(const at::Tensor& t, const at::Tensor& out, const char* name) {
+StridedMatrix<float> like_float_out(const at::Tensor& t, const at::Tensor& out, const char* name) {
   TESSERA_CHECK(t.defined() && t.is_contiguous() && t.numel() == out.numel() && t.scalar_type() == at::kFloat &&
                     t.is_cpu() && !t.is_neg(),
                 UsageError, "bfloat16_product: ", name, " must be a contiguous float32 tensor of ", out.numel(),
@@ -33,7 +33,7 @@ StridedMatrix<float> like_out(const at::Tensor& t, const at::Tensor& out, const 
 }
 
 // Each thread copies all of one operand: of the smaller one, so the larger one is divided.
-void multiply_in_parallel(const Bfloat16Product& product) {
+void multiply_pairs_in_parallel(const Bfloat16Product& product) {
   const auto& kernels = cpu_kernels();
   const auto by_rows = product.m >= product.n;
   constexpr int64_t kRowsPerTask = 8;
@@ -64,7 +64,7 @@ void bfloat16_product(const at::Tensor& out, const at::Tensor& a, const at::Tens
       out.defined() && out.dim() == 2 && a.size(1) == b.size(0) && out.size(0) == a.size(0) && out.size(1) == b.size(1),
       UsageError, "bfloat16_product: a is ", a.sizes(), ", b is ", b.sizes(), ", out is ",
       out.defined() ? c10::str(out.sizes()) : "undefined", "; write a (m, k), b (k, n), out (m, n)");
-  Bfloat16Product product{out.size(0), out.size(1), a.size(1), left, right, like_out(out, out, "out")};
+  Bfloat16Product product{out.size(0), out.size(1), a.size(1), left, right, like_float_out(out, out, "out")};
   if (options.bias && options.bias->defined()) {
     const auto& bias = *options.bias;
     TESSERA_CHECK(bias.dim() == 1 && bias.size(0) == b.size(1) && bias.is_contiguous() &&
@@ -75,15 +75,15 @@ void bfloat16_product(const at::Tensor& out, const at::Tensor& a, const at::Tens
   }
   product.epilogue = options.epilogue;
   if (options.operand.defined()) {
-    const auto operand = like_out(options.operand, out, "the operand");
+    const auto operand = like_float_out(options.operand, out, "the operand");
     product.operand = {operand.data, operand.row, 1};
   }
-  if (options.result.defined()) product.result = like_out(options.result, out, "the result");
+  if (options.result.defined()) product.result = like_float_out(options.result, out, "the result");
   const bool backward =
       options.epilogue == ProductEpilogue::GeluBackward || options.epilogue == ProductEpilogue::GeluTanhBackward;
   TESSERA_CHECK(options.epilogue == ProductEpilogue::None || (backward ? options.operand : options.result).defined(),
                 UsageError, "bfloat16_product: the epilogue needs another tensor");
-  if (out.numel() > 0) multiply_in_parallel(product);
+  if (out.numel() > 0) multiply_pairs_in_parallel(product);
 }
 
-}  // namespace tessera::compiler::codegen
+}  // namespace tessera::numerics

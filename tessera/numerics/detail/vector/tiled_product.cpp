@@ -1,4 +1,4 @@
-#include "tessera/compile/detail/codegen/tiled_product.h"
+#include "tessera/numerics/detail/vector/tiled_product.h"
 
 #include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
@@ -6,8 +6,10 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <memory>
+#include <type_traits>
 
-namespace tessera::compiler::codegen {
+namespace tessera::numerics {
 namespace {
 
 StridedMatrix<float> matrix_of(const at::Tensor& t, const char* name) {
@@ -45,24 +47,44 @@ bool writes_result(ProductEpilogue epilogue) {
   return epilogue == ProductEpilogue::Gelu || epilogue == ProductEpilogue::GeluTanh;
 }
 
-// By columns if there are enough of them, because then no two threads copy the same panel.
-void multiply_in_parallel(const ProductOperands& product) {
-  const auto& kernels = cpu_kernels();
-  const auto panels = (product.n + kernels.product_columns - 1) / kernels.product_columns;
-  const auto threads = at::get_num_threads();
-  if (threads == 1) return kernels.multiply(product, 0, product.m, 0, product.n);
-  if (panels >= 2 * threads)
-    return parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) {
-      kernels.multiply(product, 0, product.m, begin * kernels.product_columns,
-                       std::min(end * kernels.product_columns, product.n));
-    });
-  constexpr int64_t kRowsPerTask = 24;  // a multiple of the rows of all tiles
-  parallel_for(0, (product.m + kRowsPerTask - 1) / kRowsPerTask, 1, [&](int64_t begin, int64_t end) {
-    kernels.multiply(product, begin * kRowsPerTask, std::min(end * kRowsPerTask, product.m), 0, product.n);
-  });
-}
-
 }  // namespace
+
+// By columns if there are enough of them, because then no two threads copy the same panel.
+template <class T>
+void multiply_in_parallel(const std::vector<ProductOperands<T>>& products, const CpuKernels& kernels) {
+  if (products.empty()) return;
+  const int64_t m = products[0].m, n = products[0].n, count = static_cast<int64_t>(products.size());
+  const auto run = [&](ProductOperands<T> product, int64_t row, int64_t row_end, int64_t column, int64_t column_end) {
+    const auto scratch = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(
+        kernels.product_scratch(product.steps, product.step_count, product.stack, row_end - row, column_end - column)));
+    product.scratch = scratch.get();
+    if constexpr (std::is_same_v<T, float>)
+      kernels.multiply(product, row, row_end, column, column_end);
+    else
+      kernels.multiply_doubles(product, row, row_end, column, column_end);
+  };
+  const int64_t panel = kernels.product_columns * int64_t{sizeof(float)} / int64_t{sizeof(T)};
+  const int64_t panels = (n + panel - 1) / panel, threads = at::get_num_threads();
+  constexpr double kSmallestShared = 1 << 18;  // multiplications
+  const bool is_small = static_cast<double>(count * m * n) * static_cast<double>(products[0].k) < kSmallestShared;
+  if (threads == 1 || count >= 2 * threads || is_small)
+    return parallel_for(0, count, is_small ? count : 1, [&](int64_t begin, int64_t end) {
+      for (auto i = begin; i < end; i++) run(products[static_cast<size_t>(i)], 0, m, 0, n);
+    });
+  for (const auto& product : products) {
+    if (panels >= 2 * threads) {
+      parallel_for(0, panels, 1,
+                   [&](int64_t begin, int64_t end) { run(product, 0, m, begin * panel, std::min(end * panel, n)); });
+      continue;
+    }
+    constexpr int64_t kRowsPerTask = 24;  // a multiple of the rows of all tiles
+    parallel_for(0, (m + kRowsPerTask - 1) / kRowsPerTask, 1, [&](int64_t begin, int64_t end) {
+      run(product, begin * kRowsPerTask, std::min(end * kRowsPerTask, m), 0, n);
+    });
+  }
+}
+template void multiply_in_parallel(const std::vector<ProductOperands<float>>&, const CpuKernels&);
+template void multiply_in_parallel(const std::vector<ProductOperands<double>>&, const CpuKernels&);
 
 void tiled_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                    const TiledProductOptions& options) {
@@ -76,12 +98,12 @@ void tiled_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor&
                               bias->scalar_type() == at::kFloat && bias->is_cpu()),
                 UsageError, "tiled_product: the bias must be a contiguous float32 vector of ", b.size(1),
                 " elements on the CPU");
-  ProductOperands product{out.size(0), out.size(1), a.size(1), only_read(left), only_read(right), into};
+  ProductOperands<float> product{out.size(0), out.size(1), a.size(1), only_read(left), only_read(right), into};
   product.bias = has_bias ? bias->const_data_ptr<float>() : nullptr;
   product.epilogue = options.epilogue;
   if (reads_operand(options.epilogue)) product.operand = only_read(like_out(options.operand, out, "the operand"));
   if (writes_result(options.epilogue)) product.result = like_out(options.result, out, "the result");
-  if (out.numel() > 0) multiply_in_parallel(product);
+  if (out.numel() > 0) multiply_in_parallel<float>({product});
 }
 
-}  // namespace tessera::compiler::codegen
+}  // namespace tessera::numerics

@@ -1,6 +1,6 @@
-#include "tessera/compile/detail/kernels/cpu_kernels.h"
+#include "tessera/numerics/detail/vector/cpu_kernels.h"
 
-namespace tessera::compiler {
+namespace tessera::numerics {
 
 // cpu_kernels_avx512_bf16.cpp, ...
 extern const CpuKernels kAvx512Bf16Kernels, kAvx512Kernels, kAvx2Kernels, kBaselineKernels;
@@ -25,4 +25,4 @@ const CpuKernels& cpu_kernels() {
   return fastest;
 }
 
-}  // namespace tessera::compiler
+}  // namespace tessera::numerics

@@ -1,15 +1,15 @@
 #ifdef __x86_64__
-#include "tessera/compile/detail/kernels/cpu_kernels.h"
+#include "tessera/numerics/detail/vector/cpu_kernels.h"
 
 #include <immintrin.h>
 
-namespace tessera::compiler {
+namespace tessera::numerics {
 namespace {
 
 constexpr int kLanes = 16, kTileRows = 8;
-#include "tessera/compile/detail/kernels/vector_kernels.inc"
+#include "tessera/numerics/detail/vector/vector_kernels.inc"
 
-#include "tessera/compile/detail/kernels/bfloat16_product.inc"  // which uses the functions of vector_kernels.inc
+#include "tessera/numerics/detail/vector/bfloat16_product.inc"  // which uses the functions of vector_kernels.inc
 
 constexpr CpuKernels with_bfloat16() {
   auto kernels = kernels_named("avx512_bf16");
@@ -23,5 +23,5 @@ constexpr CpuKernels with_bfloat16() {
 extern const CpuKernels kAvx512Bf16Kernels;
 const CpuKernels kAvx512Bf16Kernels = with_bfloat16();
 
-}  // namespace tessera::compiler
+}  // namespace tessera::numerics
 #endif

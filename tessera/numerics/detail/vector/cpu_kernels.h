@@ -1,13 +1,16 @@
 #pragma once
+#include "tessera/numerics/detail/sum_step.h"
+
 #include <cstdint>
 
-// Kernels in float32 for compiled steps on the CPU. vector_kernels.inc has their source, for vectors of any length. It
-// is compiled once per kind of processor, and cpu_kernels() chooses. These files include no other header: a function
-// that they would instantiate could be linked into code for other processors.
+// Kernels in float32 for the CPU, and matrix products in float64: those of compiled steps with Numerics::Fast, and of
+// Numerics::Invariant. vector_kernels.inc has their source, for vectors of any length. It is compiled once per kind of
+// processor, and cpu_kernels() chooses. These files include no other header: a function that they would instantiate
+// could be linked into code for other processors.
 //
 // A kernel computes a part of its result, so that the caller can use several threads. The bits of a result do not
-// depend on the parts.
-namespace tessera::compiler {
+// depend on the parts, nor on the processor, if that has fused multiply-add.
+namespace tessera::numerics {
 
 // A matrix in memory: element (i, j) is at i * row + j * column. One of the two strides is 1.
 template <class T>
@@ -26,16 +29,26 @@ enum class ProductEpilogue : uint8_t {
 };
 
 // out (m, n) = a (m, k) @ b (k, n) + bias (n), then the epilogue.
+template <class T>
 struct ProductOperands {
   int64_t m, n, k;
-  StridedMatrix<const float> a, b;
-  StridedMatrix<float> out;     // by rows
-  bool adds = false;            // out += a @ b
-  const float* bias = nullptr;  // may be null
+  StridedMatrix<const T> a, b;
+  StridedMatrix<T> out;     // by rows
+  bool adds = false;        // out += a @ b; without steps
+  const T* bias = nullptr;  // may be null
   ProductEpilogue epilogue = ProductEpilogue::None;
-  StridedMatrix<const float> operand = {};  // of the epilogue, (m, n) by rows
-  StridedMatrix<float> result = {};         // of the epilogue, (m, n) by rows
+  StridedMatrix<const T> operand = {};  // of the epilogue, (m, n) by rows
+  StridedMatrix<T> result = {};         // of the epilogue, (m, n) by rows
+  // The order of the sums over k; a step has at most kProductBlock terms. Null: blocks of kProductBlock terms are added
+  // one after the other. Subtree number s goes to out + s * subtree_stride. If there are several, neither bias nor
+  // epilogue.
+  const SumStep* steps = nullptr;
+  int64_t step_count = 0;
+  int64_t stack = 0;  // stack_depth(steps)
+  int64_t subtree_stride = 0;
+  T* scratch = nullptr;  // CpuKernels::product_scratch elements
 };
+constexpr int64_t kProductBlock = 256;
 
 // A matrix of float32 or bfloat16, as StridedMatrix. float32 is rounded to bfloat16 where it is read.
 struct Bfloat16Operand {
@@ -69,27 +82,48 @@ struct AttentionGradients {
   StridedMatrix<float> query, key, value;
 };
 
+// y = (x - mean) * rstd * weight + bias,  rstd = 1 / sqrt(mean of squares + eps). weight and bias may be null. An rms
+// norm has no mean: null.
 struct LayerNormRows {
   int64_t columns;
   const float *x, *weight, *bias;
   float *out, *mean, *rstd;
   float eps;
 };
+// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),  g = gradient * weight,  xhat = (x - mean) * rstd. An rms norm has
+// no term mean(g).
 struct LayerNormGradients {
   int64_t columns;
   const float *gradient, *x, *mean, *rstd, *weight;
-  float* dx;
-  bool adds;  // dx += the gradient of x
+  float* dx;                  // may be null
+  bool adds;                  // dx += the gradient of x
+  float* products = nullptr;  // gradient * xhat, whose sum over rows is the gradient of the weight; may be null
+};
+
+// Neighbours that are summed over the rows of a matrix with `columns` columns: row i is at x + i * stride. Subtree s is
+// stored at out + s * subtree_stride.
+template <class T>
+struct SummedRows {
+  const T* x;
+  int64_t stride, columns;
+  T* out;
+  int64_t subtree_stride;
+  T* stack;  // stack_depth(steps) * columns elements
 };
 
 struct CpuKernels {
   const char* name;         // "avx512_bf16", "avx512", "avx2" or "baseline"
   int64_t product_columns;  // the first column of a part of a product is a multiple of this
   int64_t queries;          // a part of attention has this many queries: the first is a multiple of this
-  // Rows [row, row_end) and columns [column, column_end). An element of the result is a sum of blocks of 256 terms, so
-  // that errors grow with the number of blocks. In a block, terms are added in the order of k, each rounded once (twice
-  // without fused multiply-add). So its bits depend on its row of a and its column of b alone.
-  void (*multiply)(const ProductOperands& product, int64_t row, int64_t row_end, int64_t column, int64_t column_end);
+  // Rows [row, row_end) and columns [column, column_end). In a step, terms are added in the order of k, each rounded
+  // once (twice without fused multiply-add). So the bits of an element depend on its row of a, its column of b and the
+  // steps alone.
+  void (*multiply)(const ProductOperands<float>& product, int64_t row, int64_t row_end, int64_t column,
+                   int64_t column_end);
+  void (*multiply_doubles)(const ProductOperands<double>& product, int64_t row, int64_t row_end, int64_t column,
+                           int64_t column_end);
+  // Elements of scratch for a part with so many rows and columns.
+  int64_t (*product_scratch)(const SumStep* steps, int64_t step_count, int64_t stack, int64_t rows, int64_t columns);
   // Within 1e-6 of the exact values for |x| < 10. out may be x, or gradient.
   void (*gelu)(const float* x, float* out, int64_t count, bool tanh);
   void (*gelu_backward)(const float* gradient, const float* x, float* out, int64_t count, bool tanh);
@@ -98,10 +132,11 @@ struct CpuKernels {
   void (*attention_backward)(const AttentionHead& head, const AttentionGradients& gradients, float* scratch);
   // Rows [first, end).
   void (*layer_norm)(const LayerNormRows& rows, int64_t first, int64_t end);
-  // Adds what these rows contribute to dweight and dbias.
+  // Adds what these rows contribute to dweight and dbias, which may be null.
   void (*layer_norm_backward)(const LayerNormGradients& rows, int64_t first, int64_t end, float* dweight, float* dbias);
-  // out[j] = the sum of x[i, j] over rows i, for columns [column, column_end).
-  void (*sum_rows)(const float* x, int64_t rows, int64_t stride, float* out, int64_t column, int64_t column_end);
+  // Sums over rows in the order of the steps.
+  void (*sum_tree)(const SummedRows<float>& rows, const SumStep* steps, int64_t step_count);
+  void (*sum_tree_doubles)(const SummedRows<double>& rows, const SumStep* steps, int64_t step_count);
   // The logarithm of the sum of exp(x[i]).
   float (*log_sum_exp)(const float* x, int64_t count);
   // out[i] = factor * exp(x[i] - shift). out may be x.
@@ -121,4 +156,4 @@ struct AllCpuKernels {
 };
 AllCpuKernels all_cpu_kernels();
 
-}  // namespace tessera::compiler
+}  // namespace tessera::numerics
