@@ -13,11 +13,6 @@ constexpr int64_t kMaxElements = 8192;          // of a result, or of what is su
 constexpr int64_t kMaxMultiplications = 32768;  // of a product: about one microsecond
 constexpr size_t kMaxStatements = 256;          // the compiler's time grows faster than the source
 
-ValueId value_of(const Arg& arg) {
-  const auto* id = std::get_if<ValueId>(&arg);
-  return id ? *id : kNone;
-}
-
 // Can two elements have the same address? May say yes although they cannot.
 bool may_overlap(const Type& type) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size

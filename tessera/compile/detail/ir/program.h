@@ -65,6 +65,12 @@ struct GroupName {
 using Arg = std::variant<c10::IValue, ValueId, ValueList, RuntimeScalar, GroupName>;
 bool same(const Arg& a, const Arg& b);
 
+// kNone if the argument is not one value.
+inline ValueId value_of(const Arg& arg) {
+  const auto* id = std::get_if<ValueId>(&arg);
+  return id ? *id : kNone;
+}
+
 // Calls f(value) for the values that are not kNone.
 template <class F>
 void each_value(const Arg& arg, const F& f) {

@@ -25,19 +25,13 @@ struct ProductArguments {
   ValueId out, a, b, bias;
 };
 
-ValueId value_or_none(const Arg& arg) {
-  const auto* id = std::get_if<ValueId>(&arg);
-  return id ? *id : kNone;
-}
-
 std::optional<ProductArguments> product_of(const Node& node) {
   const auto name = node.name();
   if (name == "aten.mm")
-    return ProductArguments{value_or_none(node.results[0]), value_or_none(node.args[0]), value_or_none(node.args[1]),
-                            kNone};
+    return ProductArguments{value_of(node.results[0]), value_of(node.args[0]), value_of(node.args[1]), kNone};
   if (name == "aten.addmm" && is_one(node.args[3]) && is_one(node.args[4]))
-    return ProductArguments{value_or_none(node.results[0]), value_or_none(node.args[1]), value_or_none(node.args[2]),
-                            value_or_none(node.args[0])};
+    return ProductArguments{value_of(node.results[0]), value_of(node.args[1]), value_of(node.args[2]),
+                            value_of(node.args[0])};
   return {};
 }
 

@@ -27,11 +27,6 @@ class KernelRewrite {
     const char* name;
   };
 
-  static ValueId value_of(const Arg& arg) {
-    const auto* id = std::get_if<ValueId>(&arg);
-    return id ? *id : kNone;
-  }
-
   // The in-place sum that alone uses `dx`, the gradient of the input of node n, as its second term. `may_add(into,
   // sum)`: can n compute the sum instead?
   template <class MayAdd>

@@ -31,11 +31,6 @@ constexpr std::array<std::string_view, 7> kFasterInBfloat16 = {
     "aten::bmm",           "aten::baddbmm",   "aten::convolution",  "aten::convolution_backward",
     "aten::mkldnn_linear", "aten::embedding", "aten::embedding_bag"};
 
-ValueId value_or_none(const Arg& arg) {
-  const auto* id = std::get_if<ValueId>(&arg);
-  return id ? *id : kNone;
-}
-
 bool has_unit_stride(const Type& type) {
   return type.sizes.size() == 2 && !type.neg &&
          ((type.strides[1] == 1 && type.strides[0] >= type.sizes[1]) ||
@@ -161,7 +156,7 @@ class WidenBfloat16 {
     node.each_result(see);
     if (!touches || is_view(program_, node)) return program_.nodes.push_back(std::move(node));
     if (kind_of(node) == OpKind::Empty)  // empty_like() of a value that is wide now can have a result that is not
-      return program_.nodes.push_back(allocation_of(program_, value_or_none(node.results[0])));
+      return program_.nodes.push_back(allocation_of(program_, value_of(node.results[0])));
     const auto name = node.name();
     if (name == "aten._to_copy") return rewrite_cast(n, std::move(node));
     if (name == "aten.copy_") return program_.nodes.push_back(std::move(node));  // converts
@@ -207,7 +202,7 @@ class WidenBfloat16 {
   void emit(Node node) {
     std::vector<std::pair<ValueId, ValueId>> narrow;
     for (auto& result : node.results) {
-      const auto id = value_or_none(result);
+      const auto id = value_of(result);
       if (id == kNone || !is_bfloat16(id)) continue;
       narrow.emplace_back(wide_copy(id), id);
       result = narrow.back().first;
@@ -229,8 +224,8 @@ class WidenBfloat16 {
     const auto name = node.name();
     const bool adds = name == "aten.addmm";
     if (name != "aten.mm" && !(adds && is_one(node.args[3]) && is_one(node.args[4]))) return {};
-    const ProductArguments product{value_or_none(node.results[0]), value_or_none(node.args[adds]),
-                                   value_or_none(node.args[adds + 1]), adds ? value_or_none(node.args[0]) : kNone};
+    const ProductArguments product{value_of(node.results[0]), value_of(node.args[adds]), value_of(node.args[adds + 1]),
+                                   adds ? value_of(node.args[0]) : kNone};
     if (product.out == kNone || product.a == kNone || product.b == kNone || (adds && product.bias == kNone)) return {};
     const auto &out = program_[product.out].type, &a = program_[product.a].type, &b = program_[product.b].type;
     if (!(is_bfloat16(product.out) || is_wide(product.out)) || !has_unit_stride(a) || !has_unit_stride(b) ||
@@ -264,7 +259,7 @@ class WidenBfloat16 {
   // A cast between values that are both float32 now: the result takes the memory of its argument, if nothing writes one
   // of the two while the other one is used.
   void rewrite_cast(size_t n, Node node) {
-    const auto from = value_or_none(node.args[0]), to = value_or_none(node.results[0]);
+    const auto from = value_of(node.args[0]), to = value_of(node.results[0]);
     const auto &before = program_[from].type, &after = program_[to].type;
     if (before.dtype != c10::kFloat || after.dtype != c10::kFloat || before != after || !can_share(n, from, to)) {
       node.args[1] = c10::IValue(static_cast<int64_t>(after.dtype));
