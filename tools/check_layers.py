@@ -56,9 +56,20 @@ def line_errors(path, line, graph):
             yield f"layer '{layer}' may not include '{other[1]}': LAYERS does not list it"
 
 
+def preset_errors(presets, graph):
+    """Presets that build some layers without one that these include: their tests would not link."""
+    for layers in re.findall(r'"TESSERA_SOURCES": "/tessera/\(([\w|]+)\)/"', presets):
+        built = set(layers.split("|"))
+        for layer in sorted(built):
+            for missing in sorted(graph.get(layer, set()) - built):
+                yield f"CMakePresets.json: TESSERA_SOURCES names '{layer}' without '{missing}', which it includes"
+
+
 def main(root, expect):
     graph = read_graph((root / "LAYERS").read_text())
     errors = list(graph_errors(graph))
+    if not expect:
+        errors += preset_errors((root.parent / "CMakePresets.json").read_text(), graph)
     files = sorted(f for f in root.rglob("*") if f.suffix in (".h", ".cpp", ".cu", ".cuh"))
     for file in files:
         path = file.relative_to(root).as_posix()
