@@ -46,7 +46,7 @@ struct ProductOperands {
   int64_t step_count = 0;
   int64_t stack = 0;  // stack_depth(steps)
   int64_t subtree_stride = 0;
-  T* scratch = nullptr;  // CpuKernels::product_scratch elements
+  T* scratch = nullptr;  // CpuKernels::product_scratch elements; without steps may be null, which is slower
 };
 constexpr int64_t kProductBlock = 256;
 
@@ -123,7 +123,8 @@ struct CpuKernels {
   void (*multiply_doubles)(const ProductOperands<double>& product, int64_t row, int64_t row_end, int64_t column,
                            int64_t column_end);
   // Elements of scratch for a part with so many rows and columns.
-  int64_t (*product_scratch)(const SumStep* steps, int64_t step_count, int64_t stack, int64_t rows, int64_t columns);
+  int64_t (*product_scratch)(const ProductOperands<float>& product, int64_t rows, int64_t columns);
+  int64_t (*product_scratch_doubles)(const ProductOperands<double>& product, int64_t rows, int64_t columns);
   // Within 1e-6 of the exact values for |x| < 10. out may be x, or gradient.
   void (*gelu)(const float* x, float* out, int64_t count, bool tanh);
   void (*gelu_backward)(const float* gradient, const float* x, float* out, int64_t count, bool tanh);

@@ -55,13 +55,16 @@ void multiply_in_parallel(const std::vector<ProductOperands<T>>& products, const
   if (products.empty()) return;
   const int64_t m = products[0].m, n = products[0].n, count = static_cast<int64_t>(products.size());
   const auto run = [&](ProductOperands<T> product, int64_t row, int64_t row_end, int64_t column, int64_t column_end) {
-    const auto scratch = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(
-        kernels.product_scratch(product.steps, product.step_count, product.stack, row_end - row, column_end - column)));
-    product.scratch = scratch.get();
+    const auto with_scratch = [&](auto multiply, auto size_of_scratch) {
+      const auto size = size_of_scratch(product, row_end - row, column_end - column);
+      const auto scratch = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(size));
+      product.scratch = scratch.get();
+      multiply(product, row, row_end, column, column_end);
+    };
     if constexpr (std::is_same_v<T, float>)
-      kernels.multiply(product, row, row_end, column, column_end);
+      with_scratch(kernels.multiply, kernels.product_scratch);
     else
-      kernels.multiply_doubles(product, row, row_end, column, column_end);
+      with_scratch(kernels.multiply_doubles, kernels.product_scratch_doubles);
   };
   const int64_t panel = kernels.product_columns * int64_t{sizeof(float)} / int64_t{sizeof(T)};
   const int64_t panels = (n + panel - 1) / panel, threads = at::get_num_threads();
