@@ -81,9 +81,10 @@ bool has_leaves(int64_t n, int64_t ranks) {
 
 TEST(SumTree, ShardsOfManyTermsAreRangesOfLeaves) {
   const std::map<int64_t, std::vector<int64_t>> counts = {{24, {1}},
-                                                          {96, {1, 2, 3}},
-                                                          {256, {1, 2, 4, 8}},
-                                                          {768, {1, 2, 3, 4, 6, 8, 12, 24}},
+                                                          {192, {1, 2, 3}},
+                                                          {512, {1, 2, 4, 8}},
+                                                          {768, {1, 2, 3, 4, 6, 8, 12}},
+                                                          {1536, {1, 2, 3, 4, 6, 8, 12, 24}},
                                                           {50257, {1, 2, 3, 4, 6, 8, 12, 24}}};
   for (const auto& [n, expected] : counts) {
     std::vector<int64_t> found;

@@ -27,7 +27,7 @@ namespace tessera::numerics {
 
 // The numbers of ranks over which a summed dim can be sharded.
 inline constexpr int64_t kRankCounts[] = {1, 2, 3, 4, 6, 8, 12, 24};
-inline constexpr int64_t kShortestShard = 32;    // terms
+inline constexpr int64_t kShortestShard = 64;    // terms
 inline constexpr int64_t kLongSum = 24 * 64;     // terms; shards of a longer sum can have unequal sizes
 inline constexpr int64_t kShortestOfShards = 1;  // of a tree whose terms are virtual shards
 
