@@ -4,27 +4,63 @@
 #include "tessera/base/error.h"
 
 #include <stdlib.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
-#include <cmath>
+#include <exception>
+#include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <sstream>
+#include <thread>
 
 namespace tessera::bench {
 namespace {
 
-// A temporary file for the rows of rank 0. The parent process reads it after the ranks have ended.
-struct RowsFile {
-  std::string path = "/tmp/tessera-bench-XXXXXX";
-  RowsFile() {
-    const int file = mkstemp(path.data());
-    TESSERA_CHECK(file >= 0, UsageError, "cannot create the temporary file ", path);
-    close(file);
-    setenv("TESSERA_BENCH_ROWS", path.c_str(), 1);
+constexpr const char* kEnd = "end";  // the line after the last row
+
+// A named pipe for the rows of rank 0, which a thread of the parent process emits as they come.
+class RowsPipe {
+ public:
+  explicit RowsPipe(std::function<void(const std::string&)> on_line) : on_line_(std::move(on_line)) {
+    TESSERA_CHECK(mkdtemp(folder_.data()) && mkfifo(path().c_str(), 0600) == 0, UsageError, "cannot create the pipe ",
+                  path());
+    writer_.open(path(), std::ios::in | std::ios::out);  // a writer for as long as the reader lives: no end of file
+    setenv("TESSERA_BENCH_ROWS", path().c_str(), 1);
+    reader_ = std::thread([this] { read_lines(); });
   }
-  ~RowsFile() { unlink(path.c_str()); }
-  RowsFile(const RowsFile&) = delete;
+  ~RowsPipe() {
+    if (reader_.joinable()) end();
+    std::filesystem::remove_all(folder_);
+  }
+  RowsPipe(const RowsPipe&) = delete;
+
+  // Waits for the rows that were written; throws what emitting one has thrown.
+  void close() {
+    end();
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::string path() const { return folder_ + "/rows"; }
+  void end() {
+    writer_ << kEnd << std::endl;
+    reader_.join();
+  }
+  void read_lines() {
+    std::ifstream lines(path());
+    for (std::string line; std::getline(lines, line) && line != kEnd;) try {
+        if (!error_) on_line_(line);
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+  }
+
+  std::string folder_ = "/tmp/tessera-bench-XXXXXX";
+  std::function<void(const std::string&)> on_line_;
+  std::fstream writer_;
+  std::exception_ptr error_;
+  std::thread reader_;
 };
 
 // One line per row. The note may have spaces, so it is last. Missing figures are 'nan'.
@@ -60,10 +96,9 @@ void run_process_ranks(const std::string& bench, int64_t ranks, const EmitRow& e
   };
   const bool is_child = setting_is_set("TESSERA_SPAWN");
   if (is_child) return testing::spawn_processes(ranks, run_rank, options);
-  const RowsFile file;
+  RowsPipe rows([&](const std::string& line) { emit(read_row(line)); });
   testing::spawn_processes(ranks, run_rank, options);
-  std::ifstream rows(file.path);
-  for (std::string line; std::getline(rows, line);) emit(read_row(line));
+  rows.close();
 }
 
 }  // namespace tessera::bench
