@@ -95,6 +95,9 @@ const Options kSequence = {{"parallel.sequence_parallel", "true"}}, kLoss = {{"p
               kCompile = {{"training.compile", "true"}}, kGPipe = {{"parallel.pipeline_schedule", "GPipe"}},
               kInterleaved = {{"parallel.pipeline_schedule", "InterleavedZeroBubble"}},
               kUlysses = {{"parallel.context_method", "ulysses"}},
+              kUlyssesBoth = {{"parallel.context_method", "ulysses"},
+                              {"parallel.sequence_parallel", "true"},
+                              {"parallel.loss_parallel", "true"}},
               kCompileBoth = {{"training.compile", "true"},
                               {"parallel.sequence_parallel", "true"},
                               {"parallel.loss_parallel", "true"}};
@@ -165,6 +168,8 @@ const std::vector<MeshCase> kInvariantCases = {
     {"dp=2,cp=2", kUlysses},
     {"fsdp=2,cp=2", kUlysses},
     {"fsdp=4,cp=2", kUlysses},
+    {"cp=2,tp=3", kUlysses},
+    {"cp=2,tp=3", kUlyssesBoth, kInEveryRun},
 };
 
 void expect_same_bits(const TrainConfig& config) {
@@ -291,6 +296,7 @@ TEST(InvariantMeshes, WhatIsNotCoveredIsRefusedByName) {
   refused({{"parallel.mesh", "pp=2"}, {"parallel.microbatches", "2"}}, 2, "virtual shards of a rank is a microbatch");
   refused({{"parallel.mesh", "pp=2"}, {"parallel.pipeline_schedule", "ZBVZeroBubble"}}, 2, "a tied embedding");
   refused({{"parallel.mesh", "cp=2"}}, 2, "the axis cp of mesh 'cp=2' with ring attention");
+  refused({{"parallel.mesh", "pp=2,cp=2"}, {"parallel.context_method", "ulysses"}}, 4, "beside pp");
   refused({{"model.dropout", "0.1"}}, 1, "dropout");
   refused({{"training.precision", "bf16"}}, 1, "--precision bf16");
   refused({{"model.name", "mixtral-tiny"}, {"model.heads", "0"}, {"parallel.mesh", "dp=2,ep=2"}}, 2, "the axis ep");

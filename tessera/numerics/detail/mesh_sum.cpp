@@ -113,11 +113,9 @@ at::Tensor sum_on_mesh(const SummedOp& call, std::vector<c10::IValue> args, cons
     placements[a] = Replicate();
   }
   const auto next = next_sum(call.op, specs[static_cast<size_t>(call.tensor)]->sizes[static_cast<size_t>(call.dim())]);
-  TESSERA_CHECK(!next.context, UsageError, "Numerics::Invariant: ", call.op,
-                " of DTensors sums over tokens of which ranks of context parallelism have parts; use plain tensors");
   const auto& all = next.terms;
   std::optional<SubtreeOwners> owners;
-  if (!axes.empty() && all.shard_count == 0)
+  if (!axes.empty() && all.shard_count == 0 && !next.context)
     owners = find_owners(mesh, axes, *specs[static_cast<size_t>(call.tensor)], call.dim());
   if (!axes.empty() && !owners)
     for (auto& spec : specs)
@@ -137,7 +135,12 @@ at::Tensor sum_on_mesh(const SummedOp& call, std::vector<c10::IValue> args, cons
   const auto spec = intern(handle, placements, out.sizes, tessera::contiguous_strides(out.sizes),
                            locals[0].scalar_type(), locals[0].device());
   auto mine = all;
-  mine.owned = range_or_empty(summed->local_ranges(call.dim()));
+  if (next.context) {  // the locals have all terms of this rank's tokens
+    const InvariantScopePaused paused;
+    for (size_t i = 0; i < locals.size(); i++) locals[i] = gather_tokens(locals[i], call.dims[i], next);
+  } else {
+    mine.owned = range_or_empty(summed->local_ranges(call.dim()));
+  }
   const auto dim0 = out.sizes.empty() ? IndexRange{0, 1} : range_or_empty(spec->local_ranges(0));
   at::Tensor subtrees;
   {

@@ -167,8 +167,7 @@ void check_numerics(const TrainConfig& c, const MeshShape& mesh) {
   const bool has_context = extent(mesh, "cp") > 1;
   refuse(has_context && c.parallel.context_method != "ulysses", axis("cp") + " with ring attention",
          "use --context-method ulysses");
-  for (const char* other : {"pp", "tp"})
-    refuse(has_context && extent(mesh, other) > 1, axis("cp") + " beside " + other, "use cp with dp or fsdp");
+  refuse(has_context && extent(mesh, "pp") > 1, axis("cp") + " beside pp", "use cp with dp, fsdp or tp");
   refuse(expert_ranks(c.parallel) > 1, axis("ep"), "whose ranks add rows of several virtual shards; remove it");
   const auto model = model_config(c.model);
   const auto* gpt = std::get_if<models::GPT2Config>(&model);
