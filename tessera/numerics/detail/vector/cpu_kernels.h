@@ -28,6 +28,14 @@ enum class ProductEpilogue : uint8_t {
   GeluTanhBackward,  // the same with approximate = "tanh"
 };
 
+// What a product of causal attention leaves out, tile by tile: query l attends to keys 0 to l + diagonal.
+enum class ProductTriangle : uint8_t {
+  None,
+  Columns,  // element (i, j) of the result is not needed if j > i + diagonal
+  Above,    // element (i, l) of a is 0 if l > i + diagonal
+  Below,    // element (i, l) of a is 0 if i > l + diagonal
+};
+
 // out (m, n) = a (m, k) @ b (k, n) + bias (n), then the epilogue.
 template <class T>
 struct ProductOperands {
@@ -37,8 +45,10 @@ struct ProductOperands {
   bool adds = false;        // out += a @ b; without steps
   const T* bias = nullptr;  // may be null
   ProductEpilogue epilogue = ProductEpilogue::None;
-  StridedMatrix<const T> operand = {};  // of the epilogue, (m, n) by rows
-  StridedMatrix<T> result = {};         // of the epilogue, (m, n) by rows
+  StridedMatrix<const T> operand = {};               // of the epilogue, (m, n) by rows
+  StridedMatrix<T> result = {};                      // of the epilogue, (m, n) by rows
+  ProductTriangle triangle = ProductTriangle::None;  // without steps
+  int64_t diagonal = 0;
   // The order of the sums over k; a step has at most kProductBlock terms. Null: blocks of kProductBlock terms are added
   // one after the other. Subtree number s goes to out + s * subtree_stride. If there are several, neither bias nor
   // epilogue.
