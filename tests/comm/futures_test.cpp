@@ -102,6 +102,7 @@ TEST(Futures, FailWhenTheGroupCloses) {
   on_both(2, [](Rank& me) {
     FuturePtr future;
     auto group = me.world.new_group({0, 1});
+    me.group()->barrier().wait();  // the peer has connected the group, too
     if (me.rank == 0) {
       Tensors xs{at::ones({100'000})};
       future = group->backend()->allreduce(xs)->getFuture();  // the peer never posts it
